@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimCost:
-    """The cost that a backend states when it claims a call. Of several claims, the one of the lowest cost wins.
+    """The cost that a backend states when it claims (offers to compute) a call. The claim of the lowest cost wins.
 
-    Costs have no unit. They do not count for calls whose kernels are timed at compile time. `why` names the measurement
-    that the cost comes from, or says which rank the backend must have.
+    Costs have no unit. `why` is the reason for the number: a measurement, or the rank among backends. Calls whose
+    kernels are timed at compile time do not use costs.
     """
 
     cost: float
@@ -45,14 +45,15 @@ class ClaimCost:
 class BackendEntry:
     """The description of a backend, available without importing it. A device is "cpu" or "cuda".
 
-    - `emit`, by device: makes the backend object, which claims and compiles calls. Its argument is the name of the
-      leader, the first of the backends that compete in this compile.
-    - `costs`: the costs of its claims, by a case such as "few tokens"; the only key is "" if it has one cost.
+    The *leader* of a compile is the first of the backends that compete for its calls.
+
+    - `emit`: functions by device that make the backend object. Each takes the leader's name.
+    - `costs`: the costs of its claims, by a case such as "few tokens". A single cost has the key "".
     - `executable`: loads the compiled code of a region (connected calls) or of one call.
-    - `library`: loads a library of kernels, and returns its ops by printed name, such as "ingot.linear".
-    - `find_op`: returns the function of an op that needs no build, or None if the backend does not have the op.
-    - `competing`, by device: the other backends that also compete for the calls if the user passes this one as
-      `--backend`. Without a key for a device, `--backend` cannot name it there.
+    - `library`: loads a library of kernels. It returns the functions of ops by name, such as "ingot.linear".
+    - `find_op`: returns the function of an op that needs no build, or None if the backend lacks the op.
+    - `competing`: the backends that compete with this one if it is the value of `--backend`, by device. `--backend`
+      cannot name this backend for a device that is no key.
     - `links`: the packages that its compiled code links with, such as "torch".
     """
 
@@ -66,7 +67,7 @@ class BackendEntry:
 
 
 def _late(place: str) -> Callable[..., Any]:
-    """Return a function that imports a module and calls a function of it, only when it is called itself.
+    """Return a function that imports a module when it is called, and then calls a function of that module.
 
     `place` is "MODULE:NAME", relative to this package, such as "flashinfer.load:load".
     """
@@ -79,10 +80,10 @@ def _late(place: str) -> Callable[..., Any]:
 
 
 def _emit(place: str, needs: str = "", **asked: str) -> CompileSide:
-    """Return a function that takes the leader's name and makes a backend. The leader is the first competing backend.
+    """Return a function that makes a backend, given the name of the leader (the first competing backend).
 
-    `place` is the backend's class, "MODULE:NAME". `needs` is a package that must be installed, or "". `asked` maps an
-    option of the class to a backend name; the option is true if that backend is the leader.
+    `place` is the backend's class as "MODULE:NAME". `needs` is a package that must be installed, or "". `asked` maps
+    options of the class to backend names. An option is true if the leader has that name.
     """
     make = _late(place)
 
@@ -158,14 +159,14 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def claim_cost(backend: str, case: str = "") -> float:
-    """Return the cost with which a backend claims one call. `case` is a key of its `costs`, such as "few tokens"."""
+    """Return the cost that a backend states for one call. `case` is a key of its `costs`, such as "few tokens"."""
     return BACKENDS[backend].costs[case].cost
 
 
 def choices(device: str) -> dict[str, tuple[str, ...]]:
     """Return the values of the option --backend on a device ("cpu" or "cuda"), each with the backends that compete.
 
-    The backends of each choice together compute every op.
+    The backends of each value together compute every op.
     """
     found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit)}
     return found | {

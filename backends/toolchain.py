@@ -18,7 +18,7 @@ _SHARED_RUNTIMES = (b"libstdc++.so", b"libc++.so", b"libc++abi.so")
 
 
 def compiler_path() -> str:
-    """Return the path of the C++ compiler: CXX, else g++ or clang++. Raises TargetError if there is none."""
+    """Return the path of the C++ compiler: $CXX, else g++ or clang++. Raises TargetError if there is none."""
     wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     for name in wanted:
         if found := shutil.which(name):
@@ -38,10 +38,10 @@ def compiler_version() -> str:
 
 
 def check_links_libstdcxx() -> None:
-    """Check that the C++ compiler links libstdc++ dynamically; raise TargetError if it links statically.
+    """Raise TargetError if the C++ compiler links libstdc++ statically.
 
-    Some compiler wrappers link statically. A library of AOTInductor would then crash in std::regex, when a process with
-    torch's libstdc++ loads it. The error suggests another compiler if one is found.
+    Some compiler wrappers do so. A library of AOTInductor would then crash when torch's process loads it. The error
+    suggests another compiler if one is found.
     """
     if not _links_statically(compiler_path()):
         return
@@ -56,10 +56,10 @@ def check_links_libstdcxx() -> None:
 
 
 def cuda_headers() -> Path:
-    """Return the folder of the CUDA toolkit's headers, found by the rules of torch.utils.cpp_extension.
+    """Return the folder of the CUDA toolkit's headers, as torch.utils.cpp_extension finds it.
 
-    The toolkit is in CUDA_HOME or CUDA_PATH, else where the nvcc on the PATH is, else in /usr/local/cuda. Raises
-    TargetError if the folder lacks a header that AOTInductor includes.
+    The toolkit is CUDA_HOME or CUDA_PATH. If neither is set, it is the toolkit of the nvcc on the PATH, else
+    /usr/local/cuda. Raises TargetError if the folder lacks a header that AOTInductor includes.
     """
     nvcc = shutil.which("nvcc")
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -77,9 +77,9 @@ def cuda_headers() -> Path:
 
 @cache
 def _links_statically(compiler: str) -> bool:
-    """Return whether the compiler at this path links the C++ runtime statically, as a test library shows.
+    """Return whether the compiler at this path links the C++ runtime statically. It links a small library to test this.
 
-    Return False if the compiler cannot link the test library: a later compile fails with the compiler's own error.
+    Return False if that link fails, because a later compile then reports the compiler's own error.
     """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"

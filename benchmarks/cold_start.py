@@ -41,9 +41,10 @@ def main() -> None:
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
-    """Return the times from process start to the first token as figures (numbers of a benchmark's result), by name.
+    """Return the times from the start of a process to its first token, as figures by name.
 
-    The total and the parts are those of the fastest start. The totals of all starts are kept as the figure's values.
+    A figure is a number of a benchmark's result. The values are the total and the parts of the fastest start. The
+    total's figure also keeps the totals of all starts.
     """
     best = min(tries, key=lambda one: one.first_token)
     totals = tuple(one.first_token for one in tries)

@@ -38,7 +38,7 @@ _WARM_UP = (64, 8)  # requests, and output tokens of each, before the measured o
 
 
 class Engine:
-    """Ingot's `LLM`, set to decode greedily, to ignore end tokens, and not to detokenize."""
+    """Ingot's `LLM`, set to decode greedily. It ignores end tokens and does not detokenize."""
 
     def __init__(self, artifact: Path) -> None:
         self.llm = LLM(artifact)

@@ -50,13 +50,14 @@ Sample = Callable[["Side", float], Figures]  # measures a commit within so many 
 
 
 class SampleError(Exception):
-    """Raised if a process that measures a commit failed or took too long. The message says why, in one line."""
+    """A process that measures a commit failed or took too long. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two compared commits: its `name` ("old" or "new"), its checkout, and a folder for its artifact and
-    caches.
+    """One of the two compared commits.
+
+    `name` is "old" or "new". `checkout` is the folder with its code. `work` is a folder for its artifact and caches.
     """
 
     name: str
@@ -77,9 +78,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Turns:
-    """Takes samples (measurements) of both commits in turns, until `deadline`, a value of time.monotonic().
+    """Measures both commits in turns, until `deadline`, a value of time.monotonic().
 
-    After each sample, the comparison is written to `files`. `late` lists the samples for which no time was left.
+    After each measurement, the comparison is written to `files`. `late` lists the measurements for which no time was
+    left.
     """
 
     comparison: Comparison
@@ -176,8 +178,10 @@ def part_names(text: str) -> tuple[str, ...]:
 
 
 def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
-    """Exit if one of the two commits cannot be measured: its checkout has no Ingot, or it has no compiled artifact and
-    the benchmark's `parts` do not include "compile", which makes it.
+    """Exit if one of the two commits cannot be measured.
+
+    This is so if its checkout has no Ingot, or if it has no compiled artifact. An artifact is not needed if the `parts`
+    of the benchmark include "compile", which makes it, or are only "host".
     """
     for side in sides:
         if not (side.checkout / "ingot" / "__init__.py").is_file():
@@ -187,8 +191,9 @@ def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
 
 
 def sources_digest(checkout: Path) -> str:
-    """Return a digest of all Python files of a checkout that `import ingot` can run, including those that ingot/ links
-    to.
+    """Return a digest of all Python files that `import ingot` can run in a checkout.
+
+    Files in folders that ingot/ links to are included.
     """
     digest = hashlib.sha256()
     ingot = checkout / "ingot"
@@ -200,7 +205,8 @@ def sources_digest(checkout: Path) -> str:
 
 
 def machine() -> str:
-    """Return the name of the GPU and its driver, or the kind of processor if there is no GPU."""
+    """Return the name of the GPU and its driver. Without a GPU, return the processor's architecture and number of
+    cores."""
     if shutil.which("nvidia-smi") is not None:
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -223,9 +229,9 @@ def round_arguments(options: argparse.Namespace, vocab: int) -> list[str | int]:
 
 
 def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> Figures:
-    """Measure one commit once in a new process: start, decode and serving. Return the measured numbers by name.
+    """Measure start, decode and serving of one commit once, in a new process. Return the measured numbers by name.
 
-    `arguments` are the command line of compare_child.py after --checkout. `seconds` is the time limit.
+    `arguments` are further command line arguments of compare_child.py. `seconds` is the time limit.
     """
     started = time.time()
     script = [HERE / "compare_child.py", side.artifact, "--checkout", side.checkout, *arguments]
@@ -249,10 +255,10 @@ def host_sample(running: int, cases: str, side: Side, seconds: float) -> Figures
 
 
 def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> Any:
-    """Run a script with the code of one commit, and return the content of the JSON file that the script writes. The
-    option `--json FILE` is added to `script`.
+    """Run a script with the code of one commit. Return the content of the JSON file that the script writes.
 
-    Raises SampleError if the script fails or takes longer than `seconds`.
+    The option `--json FILE` is added to `script`. Raises SampleError if the script fails or takes longer than
+    `seconds`.
     """
     side.work.mkdir(parents=True, exist_ok=True)
     answer = side.work / "answer.json"
@@ -265,11 +271,10 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
 
 
 def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
-    """Run a Python script, with the environment variables `env` added, in `folder`, and wait for its end.
+    """Run a Python script in `folder` and wait for its end. `env` has environment variables to add.
 
-    The folder must not be a checkout, or `python -m ingot` would import Ingot from there. Raises SampleError if the
-    script fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children does the same,
-    but this process must not import Ingot from either checkout.
+    The folder must not be a checkout, because `python -m ingot` would import Ingot from there. Raises SampleError if
+    the script fails or takes longer than `seconds`. Its child processes are ended too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(

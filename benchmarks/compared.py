@@ -16,10 +16,10 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Bar:
-    """The requirement on one measured number when two commits are compared. `what` describes the number.
+    """The limit for one measured number when two commits are compared. `what` describes the number.
 
-    The new commit may be worse by at most the ratio `limit`, plus the spread of the samples. None: no requirement, the
-    number is only reported.
+    The new commit may be worse by the factor `limit`, plus the spread of the samples. With the limit None, the number
+    is only reported.
     """
 
     what: str
@@ -60,11 +60,14 @@ def bar_of(name: str) -> Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of one measured number: the medians of the old and the new commit, and the ratio by which the new
-    one is worse.
+    """The comparison of one measured number.
 
-    `spread` is the larger of the two commits' spreads: the distance between the quartiles, divided by the median.
-    `holds` says whether the ratio is at most limit + spread; None if there is no limit.
+    old      the median of the old commit
+    new      the median of the new commit
+    ratio    the factor by which the new commit is worse
+    spread   the distance between the quartiles divided by the median; the larger one of both commits
+    limit    the allowed factor; None if there is no limit
+    holds    True if `ratio` is at most `limit + spread`; None if there is no limit
     """
 
     old: float
@@ -92,10 +95,11 @@ def _spread(samples: Sequence[float]) -> float:
 
 @dataclass
 class Comparison:
-    """All samples of a comparison of two commits. `samples` has them by the name of the measured number, and then by
-    "old" or "new". `failed` lists failed measurements.
+    """All samples of a comparison of two commits.
 
-    `about` says what is compared: sources, machine, settings. Samples of an earlier run are reused only if it is equal.
+    `samples` maps the name of a measured number, and then "old" or "new", to the samples. `failed` lists failed
+    measurements. `about` says what is compared: sources, machine, settings. Samples of an earlier run are reused only
+    if its `about` is equal.
     """
 
     about: Mapping[str, Any]
@@ -107,21 +111,23 @@ class Comparison:
             self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the comparison of each measured number that has samples of both commits, by the number's name."""
+        """Return the comparison of each measured number, by name. Numbers without samples of both commits are left
+        out."""
         names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
         pairs = {name: [self.samples[name][side] for side in SIDES] for name in names}
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Return the names of the measured numbers for which the new commit is worse than allowed, and of those that
-        have a limit but lack samples of one commit.
+        """Return the names of the measured numbers for which the new commit is worse than allowed.
+
+        Numbers with a limit, but without samples of one commit, are included.
         """
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]
 
     def write(self, path: Path) -> None:
-        """Write the comparison as JSON. The write is atomic, since the process may be interrupted."""
+        """Write the comparison as JSON. The file is replaced in one operation, since the process may be interrupted."""
         verdicts = {name: asdict(one) for name, one in self.verdicts().items()}
         text = json.dumps({**asdict(self), "verdicts": verdicts, "missed": self.missed()}, indent=1, sort_keys=True)
         beside = path.with_suffix(".part")
@@ -130,8 +136,9 @@ class Comparison:
 
 
 def read_comparison(path: Path, about: Mapping[str, Any]) -> Comparison:
-    """Return the comparison that an earlier run wrote to `path`, if it has the same `about` (sources, machine,
-    settings); otherwise an empty one.
+    """Return the comparison that an earlier run wrote to `path`. Return an empty one if there is none.
+
+    An earlier comparison counts only if it has an equal `about`: sources, machine and settings.
     """
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))

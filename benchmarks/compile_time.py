@@ -55,8 +55,10 @@ def main() -> None:
 
 
 def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Return how many times longer the compile of all layers takes than that of a few layers, as one figure by name.
-    Return an empty dict if one of the two is not in `found`, the measured figures.
+    """Return how many times longer it takes to compile all layers than a few layers.
+
+    `found` has the measured figures by name. The result is one figure by name. It is empty if `found` lacks one of the
+    two times.
     """
     if "compile" not in found or "compile_few" not in found:
         return {}
@@ -65,8 +67,10 @@ def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
-    """Compile once and return the measured figures by name. `way` is one of WAYS: "full" (empty caches), "cached"
-    (filled caches) or "few" (few layers). Raises ChildError.
+    """Compile once and return the measured figures by name.
+
+    `way` is "full" for empty caches, "cached" for filled caches, or "few" for a model of few layers. Raises ChildError
+    if the compile fails.
     """
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)

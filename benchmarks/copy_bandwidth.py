@@ -11,8 +11,9 @@ _TRIES = {"cuda": 20, "cpu": 5}
 
 
 def copy_bandwidth(device: str) -> float:
-    """Return the memory bandwidth of "cuda" or "cpu": bytes read and written per second by a large copy, the best of
-    several. Frees the memory.
+    """Return the memory bandwidth of a device, "cuda" or "cpu": bytes read and written per second by a large copy.
+
+    The best of several copies counts. The memory is freed.
     """
     source = torch.ones(_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)

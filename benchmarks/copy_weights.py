@@ -46,8 +46,9 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:
-    """Return the bytes per second of several ways to read, digest or copy an artifact's weights, as figures by name.
-    Each way uses `threads` threads and runs `repeats` times; the best run counts. Copies go to `device`.
+    """Measure several ways to read, digest or copy an artifact's weights. Return bytes per second as figures by name.
+
+    Each way uses `threads` threads and runs `repeats` times. The best run counts. Weights are copied to `device`.
     """
     context = on_one_device(device.type)
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]

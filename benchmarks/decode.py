@@ -52,7 +52,8 @@ def main() -> None:
 def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:
     """Exit if the artifact was compiled for fewer or shorter sequences than the benchmark needs.
 
-    `limits` are the artifact's, such as "max_batch"; `measured` has the output lengths to measure, by batch size.
+    `limits` are the limits of the artifact, such as "max_batch". `measured` maps batch sizes to the output lengths to
+    measure.
     """
     most, longest = limits["max_batch"], limits["max_seq_len"]
     for batch, lengths in measured.items():

@@ -48,11 +48,12 @@ def main() -> None:
 
 
 def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:
-    """Measure a decode step of Ingot (`llm`) and of transformers (`peer`, a model) on the CPU, at batch size `batch`.
-    Return figures by name: the seconds of each, and how many times faster Ingot is than the faster of transformers' two
-    caches.
+    """Measure a decode step of Ingot and of transformers on the CPU, at batch size `batch`.
 
-    `tokens` decode steps are timed in each of `rounds` rounds.
+    `llm` is Ingot's engine, and `peer` the model of transformers. Each of `rounds` rounds times `tokens` decode steps.
+
+    Return figures by name: the seconds of a step, and a ratio. transformers is measured with two kinds of cache. The
+    ratio says how many times faster Ingot is than the faster one of the two.
     """
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, peer.config.vocab_size, (batch, _PROMPT_TOKENS), generator=generator)

@@ -20,8 +20,9 @@ Generate = Callable[[Prompts, int], object]  # prompts, and the number of tokens
 
 @dataclass(frozen=True)
 class Lengths:
-    """The output lengths of a decode measurement: tokens of the long and of the short outputs. Each length is timed
-    `tries` times.
+    """The output lengths of a decode measurement.
+
+    `long` and `short` are the numbers of tokens of long and of short outputs. Each length is timed `tries` times.
     """
 
     long: int
@@ -30,23 +31,22 @@ class Lengths:
 
     @property
     def context(self) -> float:
-        """Return the mean context length of the measured decode steps: positions that a token attends to, including
-        itself.
+        """Return the mean context length of the measured decode steps.
 
-        The step that generates token n of an output, counted from 1, attends to PROMPT_TOKENS + n - 1 positions. The
-        measured steps are those from short + 1 to long.
+        The measured steps generate tokens short + 1 to long of an output, counted from 1. The step that generates token
+        n attends to PROMPT_TOKENS + n - 1 positions.
         """
         return PROMPT_TOKENS + (self.short + self.long - 1) / 2
 
     @property
     def tokens(self) -> int:
-        """Return the most tokens of a sequence in the measurement: the prompt and a long output."""
+        """Return the length of the longest sequence in the measurement: the tokens of a prompt and a long output."""
         return PROMPT_TOKENS + self.long
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The seconds that each try of a decode measurement took, for long and for short outputs."""
+    """The results of a decode measurement: the seconds of each try, for long and for short outputs."""
 
     lengths: Lengths
     long: tuple[float, ...]
@@ -54,24 +54,27 @@ class Decoded:
 
     @property
     def step(self) -> float:
-        """Return the seconds of one decode step: the time of the fastest long output minus that of the fastest short
-        one, per token of difference.
+        """Return the seconds of one decode step.
+
+        The time of the fastest short output is subtracted from the time of the fastest long output. The difference is
+        divided by the number of tokens between the two lengths.
         """
         return (min(self.long) - min(self.short)) / (self.lengths.long - self.lengths.short)
 
 
 def lengths_of(batch: int) -> Lengths:
-    """Return the default output lengths for a batch size. Larger batches have shorter outputs, because prefill takes
-    longer and steps vary less.
+    """Return the default output lengths for a batch size.
+
+    Larger batches have shorter outputs, because prefill takes longer and steps vary less.
     """
     return Lengths(640, 128, 3) if batch == 1 else Lengths(320, 64, 2)
 
 
 def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths) -> Decoded:
-    """Time `generate` on `batch` random prompts of token ids below `vocab`, with long and with short outputs. Every
-    engine gets the same prompts.
+    """Time `generate` on `batch` random prompts, with long and with short outputs.
 
-    Exits if the long outputs took no longer than the short ones, which means that the machine is too busy.
+    Token ids are below `vocab`. Every engine gets the same prompts. Exits if the long outputs took no longer than the
+    short ones: the machine is then too busy.
     """
     draw = random.Random(batch)
 
@@ -100,11 +103,12 @@ def add_length_options(parser: argparse.ArgumentParser) -> None:
 
 
 def length_changes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the fields of Lengths that the command line's options set, by name, with their values."""
+    """Return the fields of Lengths that the command line's options set, with their values."""
     names = [field.name for field in fields(Lengths)]
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def length_arguments(options: argparse.Namespace) -> list[str]:
-    """Return the fields of Lengths that the command line's options set, as arguments to pass to another script."""
+    """Return the fields of Lengths that the command line's options set, as command line arguments for another
+    script."""
     return [item for name, value in length_changes(options).items() for item in (f"--{name}", str(value))]

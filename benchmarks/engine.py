@@ -9,7 +9,7 @@ from ingot import LLM, SamplingParams, open_artifact
 
 
 def limits_of(artifact: Path) -> Mapping[str, int]:
-    """Return the limits that an artifact was compiled for, such as "max_batch", and its "vocab_size", by name."""
+    """Return the limits that an artifact was compiled for by name, such as "max_batch". "vocab_size" is among them."""
     model = open_artifact(artifact, verify=False).manifest.model
     return {name: int(str(model[name])) for name in ("vocab_size", "max_batch", "max_seq_len", "max_tokens")}
 
@@ -20,7 +20,10 @@ def device_of(artifact: Path) -> str:
 
 
 def ingot_generate(artifact: Path) -> Generate:
-    """Return a function that generates with Ingot's `LLM`: greedily, ignoring end tokens, without detokenizing."""
+    """Return a function that generates with Ingot's `LLM`.
+
+    It decodes greedily, ignores end tokens and does not detokenize.
+    """
     llm = LLM(artifact)
 
     def generate(prompts: Prompts, count: int) -> object:

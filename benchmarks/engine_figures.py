@@ -61,8 +61,9 @@ def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
 
 
 def _goodput(run: Run, asked: str) -> Figure:
-    """Return the goodput of a run: requests per second that met all latency limits of _GOOD. `asked` describes the
-    workload.
+    """Return the goodput of a run: the requests per second that met all latency limits of _GOOD.
+
+    `asked` describes the workload.
     """
     good = " and ".join(f"{most:g} ms of {metric}" for metric, most in _GOOD.items())
     value = serve_metrics(run, goodput=_GOOD)["request_goodput"]

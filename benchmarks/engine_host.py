@@ -69,8 +69,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Case:
-    """One way in which callers use the engine. `params` returns the sampling options of sequence number n; `read` reads
-    the fields of an output that such a caller reads; `stream`: streamed output.
+    """One way in which callers use the engine.
+
+    `params` takes the number of a sequence and returns its sampling options. `read` reads the fields of an output that
+    such a caller needs. `stream` is True if the caller streams the output.
     """
 
     params: Callable[[int], Mapping[str, object]]
@@ -116,8 +118,9 @@ CASES: Mapping[str, Case] = {
 
 
 class FreeExecutor:
-    """An executor that computes nothing, to measure the host's time alone: its steps return prepared random tokens at
-    once.
+    """An executor that computes nothing. Its steps return prepared random tokens at once.
+
+    So only the host's time is measured.
     """
 
     def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
@@ -178,8 +181,9 @@ def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dic
 
 
 def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float, float]:
-    """Serve the workload once. Return three host times in seconds: of a decode step, of adding a request, and of a
-    prefill step.
+    """Serve the workload once and return three host times in seconds.
+
+    They are the times of a decode step, of adding a request, and of a prefill step.
     """
     draw = random.Random(0)
     vocab = tokenizer.vocab_size
@@ -224,8 +228,9 @@ def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Return a small byte-level BPE tokenizer, trained on the texts in _WORDS. Most models have tokenizers of this
-    kind.
+    """Return a small byte-level BPE tokenizer, trained on random sequences of the words in _WORDS.
+
+    Most models have tokenizers of this kind.
     """
     draw = random.Random(0)
     backend = tokenizers.Tokenizer(models.BPE())

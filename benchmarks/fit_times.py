@@ -44,8 +44,10 @@ _STEP = TypeAdapter(StepTime)
 
 @dataclass(frozen=True)
 class Step:
-    """A measured step of a model: `works` has its calls, `seconds` the measured time of each call, `time` the times of
-    the whole step. A call is measured by running it many times in sequence.
+    """A measured step of a model.
+
+    `works` describes its calls, `seconds` has the measured time of each call, and `time` the times of the whole step.
+    To measure a call, it was run many times in sequence.
     """
 
     name: str
@@ -59,8 +61,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Sample:
-    """A measured call to which the time model is fitted. Equal calls of a step are one sample, and `weight` is its
-    weight in the fit.
+    """A measured call. The predictions of kernel times are fitted to such calls.
+
+    Equal calls of a step form one sample. `weight` is the weight of the sample in the fit.
     """
 
     work: Work
@@ -92,7 +95,8 @@ def main() -> None:
 def read_steps(path: Path) -> list[Step]:
     """Return the measured steps in a file that `ingot explain --measure --json` wrote.
 
-    Raises OptionError if it has none, or if they ran on another kind of GPU than the constants to fit are for.
+    Raises OptionError if it has none. Raises OptionError too if the steps ran on another kind of GPU than the constants
+    are for.
     """
     try:
         buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
@@ -119,8 +123,9 @@ def _step(name: str, bucket: Mapping[str, Any]) -> Step:
 
 
 def samples(steps: Iterable[Step]) -> list[Sample]:
-    """Return the measured calls of these steps as samples for the fit. Equal calls of a step become one sample, with
-    the median of their seconds.
+    """Return the measured calls of these steps as samples for the fit.
+
+    Equal calls of a step form one sample, with the median of their seconds.
     """
     found = []
     for step in steps:
@@ -136,8 +141,9 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
 
 
 def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
-    """Return the constants of the time model with which its predictions are nearest to the measured steps. The search
-    starts from `times`.
+    """Fit the constants that predict kernel times to the measured steps. Return the new constants.
+
+    The search for the best predictions starts from `times`.
     """
     taken = samples(steps)
     times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
@@ -155,10 +161,10 @@ def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
 
 
 def _between(steps: Sequence[Step], begun: float) -> float:
-    """Return the median time from the last kernel of a step's CUDA graph to the first kernel of the next; `begun` if no
-    step measured it.
+    """Return the median time from the last kernel of a step's CUDA graph to the first kernel of the next step.
 
-    Times in a profiler's trace take precedence, because they do not include waiting for a busy host.
+    Times from a profiler's trace are preferred, because they do not include waiting for a busy host. Return `begun` if
+    no step measured this time.
     """
     gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
     traced = [one.traced for one in gaps if one.traced is not None]
@@ -171,10 +177,10 @@ def _has(work: Work, kernel: str) -> bool:
 
 
 def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample], move: float) -> GpuTimes:
-    """Improve the constants of the kernel `name` by one step of the fit. Multiply each constant by 1 + `move`, or
-    divide it, and keep the change if predictions improve. Return the new constants of all kernels.
+    """Improve the constants of the kernel `name` by one step of the fit. Return the new constants of all kernels.
 
-    `begun` are the kernel's constants before the fit, `taken` the measured calls of the kernel.
+    Each constant is multiplied by 1 + `move`, or divided by it. The change is kept if predictions improve. `begun` are
+    the kernel's constants before the fit. `taken` are the measured calls of the kernel.
     """
     least = _loss(times, name, begun, taken)
     for constant in fields(KernelTime):
@@ -190,8 +196,10 @@ def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sampl
 
 
 def _loss(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample]) -> float:
-    """Return the value that the fit minimizes for the kernel `name`: the prediction errors of its measured calls
-    `taken`, plus the distance of its constants from `begun`, those before the fit.
+    """Return the value that the fit minimizes for the kernel `name`.
+
+    It is the prediction error of the kernel's measured calls, `taken`, plus the distance of its constants from `begun`.
+    `begun` are the constants before the fit.
     """
     if not taken:
         return 0.0
@@ -216,7 +224,7 @@ def _rounded(value: float) -> float:
 
 
 def source_of(times: GpuTimes) -> str:
-    """Return the fitted constants of all kernels as Python source, to paste into gpu_times.py."""
+    """Return the constants of all kernels as Python source, to paste into gpu_times.py."""
     lines = [f'"{name}": {_constants(kernel)},' for name, kernel in times.kernels.items()]
     return "\n".join([*lines, f"between={_us(times.between)},"])
 
@@ -235,10 +243,10 @@ def _us(seconds: float) -> str:
 
 
 def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
-    """Print a table of prediction errors, one row for each step: in total and by kind of call. Each has two values,
-    with the constants `before` the fit, and with those that `after` returns for the step.
+    """Print a table of prediction errors. It has a row for each step, with the error in total and by kind of call.
 
-    `name` is the title of the column with the steps.
+    Each cell has two errors: with the constants `before` the fit, and with the constants after it. `after` takes a step
+    and returns the constants to use for it. `name` is the title of the column with the steps.
     """
     offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
     kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]
@@ -254,7 +262,10 @@ def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step]
 
 
 def _offs(step: Step, *predicted: StepTime) -> dict[str, list[float]]:
-    """Return the relative errors of several predictions of a step: in total, under "step", and by kind of call."""
+    """Return the relative errors of several predictions of a step, as a list for each key.
+
+    Keys are the kinds of calls, and "step" for the whole step.
+    """
     measured = {"step": step.time.measured, **{kind.kind: kind.measured for kind in step.time.kinds}}
     values = [{"step": one.predicted, **{kind.kind: kind.predicted for kind in one.kinds}} for one in predicted]
     return {kind: [one[kind] / taken - 1 for one in values] for kind, taken in measured.items() if taken}

@@ -43,8 +43,9 @@ PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "comp
 
 @dataclass
 class Found:
-    """The results of the benchmark's parts that have run so far. `missing` maps a part, or the name of a figure, to the
-    reason why it was not measured.
+    """The results of the parts of the benchmark that have run so far.
+
+    `missing` maps a part, or the name of a figure, to the reason why it was not measured.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -95,8 +96,9 @@ def main() -> None:
 
 
 def part_names(text: str) -> tuple[str, ...]:
-    """Split a text such as "decode,serve" into names, which must be in PARTS. Raises argparse's error for an unknown
-    one.
+    """Split a text such as "decode,serve" into the names of parts.
+
+    Raises argparse's error for a name that is not in PARTS.
     """
     names = tuple(filter(None, text.split(",")))
     if unknown := [name for name in names if name not in PARTS]:
@@ -109,9 +111,8 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 
 
 def work_folder(options: argparse.Namespace) -> Path:
-    """Return the folder for the checkpoint, the artifact, the caches and the intermediate result of a model shape,
-    within --work.
-    """
+    """Return the folder of a model shape within --work. It holds the checkpoint, artifact, caches and intermediate
+    result."""
     folder: Path = options.work / options.shape
     return folder
 
@@ -121,8 +122,9 @@ def name_of(options: argparse.Namespace) -> str:
 
 
 def earlier(options: argparse.Namespace) -> Found:
-    """Return the results of an earlier run of this benchmark with the same --work. They are empty if there was none, or
-    if the commit or the installed packages differ.
+    """Return the results of an earlier run of this benchmark with the same --work.
+
+    They are empty if there was none, or if its commit or installed packages were different.
     """
     path = work_folder(options) / f"{name_of(options)}.json"
     if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
@@ -133,8 +135,9 @@ def earlier(options: argparse.Namespace) -> Found:
 
 
 def check_commands() -> None:
-    """Exit if Ingot's commands do not start, for example because a package is missing. Without them nothing can be
-    compiled.
+    """Exit if Ingot's commands do not start, for example because a package is missing.
+
+    Without these commands nothing can be compiled.
     """
     try:
         run_command([sys.executable, "-m", "ingot", "compile", "--help"], timeout=60)
@@ -143,7 +146,7 @@ def check_commands() -> None:
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
-    """Yield (name, command line) of each part of the benchmark, in the order of PARTS."""
+    """Yield the name and the command line of each part of the benchmark, in the order of PARTS."""
     work = work_folder(options)
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
@@ -162,8 +165,9 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
 
 
 def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
-    """Run one part of the benchmark by its command line, for at most `seconds`. Add its results to `found`, or the
-    reason why it has none.
+    """Run one part of the benchmark by its command line, for at most `seconds`.
+
+    Its results are added to `found`. If it fails, the reason is added instead.
     """
     found.missing.pop(part, None)
     try:
@@ -183,7 +187,7 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
 
 
 def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
-    """Write the result file into `folder`, with the parts that have run so far, and return its path."""
+    """Write the result of all parts that have run so far into `folder`. Return the path of the file."""
     return write_result(
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},

@@ -52,17 +52,20 @@ def main() -> None:
 
 
 def build(shape: str, work: str) -> Ended:
-    """Compile the kernels that kernels/prefill.py measures, for a model shape, into the folder `work`. Raises
-    ChildError.
+    """Compile the kernels that kernels/prefill.py measures into the folder `work`.
+
+    `shape` is a model shape, such as "8b". Raises ChildError if the compile fails.
     """
     script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
     return run_command(script, timeout=_BESIDE)
 
 
 def measure(part: str, options: argparse.Namespace, work: str, building: "Future[Ended] | None", found: Found) -> None:
-    """Run the script of one part of the benchmark. Add its results to `found`, or the reason why it has none.
+    """Run the script of one part of the benchmark. Its results are added to `found`. If it fails, the reason is added
+    instead.
 
-    `building` is the running compile of the kernels in the folder `work`. Only the part "prefill" needs them and waits.
+    `building` is the running compile of kernels in the folder `work`. Only the part "prefill" needs these kernels, and
+    waits for them.
     """
     command = [KERNELS / f"{part}.py", "--shape", options.shape, "--seconds", str(options.seconds)]
     if part == "prefill" and building is not None:
@@ -76,7 +79,7 @@ def measure(part: str, options: argparse.Namespace, work: str, building: "Future
 
 
 def write(options: argparse.Namespace, found: Found) -> Path:
-    """Write the result file with the parts that have run so far, and return its path."""
+    """Write the result of all parts that have run so far. Return the path of the file."""
     options.out.mkdir(parents=True, exist_ok=True)
     return write_result(
         "kernels_" + re.sub(r"\W", "_", options.shape),

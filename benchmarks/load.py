@@ -43,10 +43,10 @@ def main() -> None:
 
 
 def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
-    """Measure each way to read or load the weights of an artifact, with `threads` threads. Return the seconds as
-    figures, by name.
+    """Measure each way to read or load the weights of an artifact. Return the seconds as figures by name.
 
-    Each of `repeats` rounds times every way once, so that all ways see the same state of the machine.
+    `threads` is the number of threads. Each of `repeats` rounds times every way once, so that all ways see the same
+    state of the machine.
     """
     files = sorted((artifact / "weights").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
@@ -86,8 +86,9 @@ def _read(files: list[Path], buffer: bytearray) -> None:
 
 
 def _artifact(folder: Path, size: int) -> Path:
-    """Compile an artifact into `folder` and return its path. It has about `size` bytes of random bfloat16 weights, in
-    as many layers as needed.
+    """Compile an artifact into `folder` and return its path.
+
+    It has about `size` bytes of random bfloat16 weights, in as many layers as needed.
     """
     config = config_of("1b", vocab_size=32000)
     embedding = config["vocab_size"] * config["hidden_size"]

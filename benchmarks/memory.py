@@ -97,7 +97,7 @@ def _measure(artifact: Path) -> dict[str, int]:
 
 
 def _growth(call: Callable[[], object]) -> int:
-    """Call `call`. Return the largest number of bytes by which the process's anonymous memory grew while it ran."""
+    """Run `call`. Return the largest growth of the process's anonymous memory while it ran, in bytes."""
     from ingot.bench.holdings import anonymous_memory
 
     before = peak = anonymous_memory()

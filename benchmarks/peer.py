@@ -85,18 +85,19 @@ def is_there(peer: Peer, site: Path | None) -> bool:
 
 
 def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
-    """Return the environment variables to add for processes of another engine: its import path, if it is installed in
-    `site`, and its cache folders within `caches`.
+    """Return the environment variables to add for processes of another engine.
+
+    They are the engine's import path, if it is installed in `site`, and its cache folders within `caches`.
     """
     path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # without Ingot
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
 def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
-    """Return the figures of another engine by name, under the names that Ingot's figures have.
+    """Return the figures of another engine, under the names of Ingot's figures.
 
-    `starts` are its runs before the `last` one: only their start is measured. Decode and serving are measured in the
-    last run.
+    `starts` are its runs before the `last` one. In these only the start is measured. In the last run, decode and
+    serving are measured too.
     """
     cold, *warm = [start_of(one) for one in (*starts, last)]
     found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}

@@ -34,7 +34,8 @@ MAX_MODEL_LEN = 4096  # tokens of a sequence, or more if the load needs them
 class Opening:
     """The options with which to start another engine. Sequences have up to `longest` positions.
 
-    `memory_share` is the share of the GPU's memory that the engine may use, as the engine itself counts it.
+    `memory_share` is the share of the GPU's memory that the engine may use. Engines count different things as this
+    memory.
     """
 
     checkpoint: Path
@@ -52,8 +53,10 @@ class OpenedPeer(Protocol):
         ...
 
     def driven(self, *, by_token: bool) -> DrivenEngine:
-        """Return the engine with the interface that the load generator `ingot.bench.drive` uses. It reports each
-        request at every token if `by_token`, else only when the request ends.
+        """Return the engine with the interface that the load generator `ingot.bench.drive` uses.
+
+        With `by_token`, the engine reports each request at every token. Otherwise it reports a request only when it
+        ends.
         """
         ...
 
@@ -61,7 +64,7 @@ class OpenedPeer(Protocol):
 def measure_peer(
     begun: float, package: str, settings: Mapping[str, str], open_peer: Callable[[Opening], OpenedPeer]
 ) -> None:
-    """Run the measurements of another engine that the command line requests, and write them as JSON.
+    """Run the measurements of another engine that the command line requests. Write the results as JSON.
 
     begun       the time at which this process began to run its own code
     package     the name of the engine's package

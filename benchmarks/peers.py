@@ -12,11 +12,10 @@ _COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_W
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine to compare with. `name` is its package and the prefix of its figures' names; `title` is its
-    makers' spelling.
+    """Another engine to compare with.
 
-    `caches` names the environment variables that set the cache folders of the engine and of the compilers that it
-    calls.
+    `name` is its package, and the prefix of its figures' names. `title` is its name as its makers write it. `caches`
+    has the names of environment variables. They set the cache folders of the engine and of its compilers.
     """
 
     name: str
@@ -25,23 +24,22 @@ class Peer:
 
     @property
     def child(self) -> Path:
-        """Return the path of the script that measures this engine. It runs in a process of its own."""
+        """Return the path of the script that measures this engine. It runs in a separate process."""
         return Path(__file__).with_name(f"{self.name}_child.py")
 
     def figure(self, version: str, name: str) -> str:
-        """Return the name that the figure `name` has for one version of this engine, in a result that may have several
-        versions.
-        """
+        """Return the name of the figure `name` for one version of this engine. A result may have several versions."""
         return f"{self.name}_{version}_{name}"
 
     def versions(self, figures: Mapping[str, Figure]) -> list[str]:
-        """Return the versions of this engine that `figures`, the numbers of a result, contain, in that order."""
+        """Return the versions of this engine that have figures in a result, in the order of `figures`."""
         parts = [name.split("_", 2) for name in figures]
         return list(dict.fromkeys(part[1] for part in parts if part[0] == self.name and len(part) > 2))
 
     def best(self, figures: Mapping[str, Figure], name: str) -> tuple[str, Figure] | None:
-        """Return the version of this engine with the best value of the figure `name`, and that figure; None if no
-        version has it.
+        """Return the version of this engine with the best value of the figure `name`, and this figure.
+
+        Return None if no version has the figure.
         """
         named = {version: self.figure(version, name) for version in self.versions(figures)}
         found = {version: figures[one] for version, one in named.items() if one in figures}

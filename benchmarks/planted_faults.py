@@ -22,8 +22,9 @@ CAMPAIGN = ROOT / "tests" / "debug" / "campaign.py"
 
 
 def figures(tries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Return the figures (numbers of a result) of a campaign that plants faults and checks whether they are found.
-    `tries` has a record of each try. A try in which no fault could be planted counts as not found.
+    """Return the figures of a campaign that plants faults in artifacts and checks whether they are found.
+
+    `tries` has a record of each try. A try counts as not found if no fault could be planted.
     """
     healthy = [one for one in tries if one.get("healthy")]
     faults = [one for one in tries if not one.get("healthy")]

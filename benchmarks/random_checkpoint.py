@@ -180,12 +180,14 @@ FAMILIES: Mapping[str, Config] = {
 
 
 def config_of(shape: str, **changes: Any) -> Config:
-    """Return the content of config.json for a model shape, such as "8b". `changes` replaces fields by name."""
+    """Return the content of config.json for a model shape, such as "8b". `changes` maps names of fields to other
+    values."""
     return {**{**SHAPES, **FAMILIES}[shape], **changes}
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """Return the shape of each tensor of a checkpoint with this config.json, by name, in transformers' order."""
+    """Return a mapping from name to shape of the tensors in a checkpoint with this config.json, in transformers'
+    order."""
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
@@ -200,18 +202,20 @@ def tensor_shapes(config: Config) -> TensorShapes:
 
 
 def layer_shapes(config: Config) -> TensorShapes:
-    """Return the shape of each tensor of one layer, by its name within the layer, such as "mlp.down_proj.weight"."""
+    """Return a mapping from name to shape of the tensors of one layer.
+
+    Names are without the layer's prefix, such as "mlp.down_proj.weight".
+    """
     layers = tensor_shapes({**config, "num_hidden_layers": 1})
     return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
 
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
-    """Write a checkpoint with this config.json and random weights into `folder`, which must not exist yet. Return the
-    folder.
+    """Write a checkpoint with this config.json and random weights into `folder`. Return the folder.
 
-    Matrices are normal with a deviation of 1/sqrt(columns), biases with one of 0.02, and norms multiply by 1. So
-    activations keep their size through any number of layers. The same seed makes the same weights on the same kind of
-    device.
+    The folder must not exist yet. Matrices are normally distributed with standard deviation 1/sqrt(columns). Biases
+    have standard deviation 0.02, and norms multiply by 1. So activations keep their size through any number of layers.
+    The same seed gives the same weights on the same kind of device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
@@ -244,7 +248,7 @@ def _bytes(shape: tuple[int, ...]) -> int:
 
 
 def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
-    """Divide a checkpoint's tensors among files of at most _SHARD_BYTES. Yield the tensors' names, file by file."""
+    """Divide a checkpoint's tensors into files of at most _SHARD_BYTES. Yield the list of tensor names of each file."""
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():

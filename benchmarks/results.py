@@ -29,8 +29,8 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 class Figure(BaseModel):
     """One measured number of a benchmark's result. `what` describes what was measured.
 
-    `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s", or "" for a ratio or count. If `value` is
-    derived from several tries, `values` has the number of each try, or is empty if they were not kept.
+    `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s", or "" for a ratio or count. `values` has the
+    number of each try if `value` comes from several tries. It is empty if they were not kept.
     """
 
     model_config = _FROZEN
@@ -47,9 +47,14 @@ class Figure(BaseModel):
 class Result(BaseModel):
     """The result of one run of a benchmark, as stored in a JSON file.
 
-    `name` names the file. `revision` is the commit, with "+" if files differed from it. `date` is the day, in UTC.
-    `settings` are the options of the benchmark, `figures` the measured numbers by name. `missing` maps each figure or
-    part that was not measured to the reason.
+    name       the name of the file, without ".json"
+    revision   the commit, with "+" if files differed from it
+    date       the day, in UTC
+    machine    the machine that was measured
+    versions   the versions of packages, by name
+    settings   the options of the benchmark
+    figures    the measured numbers, by name
+    missing    for each figure or part that was not measured, the reason
     """
 
     model_config = _FROZEN
@@ -64,7 +69,7 @@ class Result(BaseModel):
 
 
 def gpu_result(shape: str) -> str:
-    """Return the default name of the result file of gpu.py for a model shape, such as "gpu_8b" for "8b"."""
+    """Return the default name of gpu.py's result for a model shape, such as "gpu_8b" for "8b"."""
     return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
 
 
@@ -78,10 +83,10 @@ def write_result(
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json into `folder`, replacing the result of an earlier run, and return its path.
+    """Write NAME.json into `folder` and return its path. The result of an earlier run is replaced.
 
     settings   the options of the benchmark
-    figures    the measured numbers by name
+    figures    the measured numbers, by name
     packages   packages that affect the figures; their versions are recorded, or that they are not installed
     versions   versions of software that this process cannot import, by name
     missing    for each figure that was not measured, the reason
@@ -103,9 +108,7 @@ def write_result(
 
 
 def read_result(path: Path) -> Result:
-    """Return the result in a file that `write_result` wrote. Raises pydantic.ValidationError for a file that breaks the
-    schema.
-    """
+    """Read a file that `write_result` wrote. Raises pydantic.ValidationError if the file breaks the schema."""
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
@@ -117,8 +120,9 @@ def print_figures(figures: Mapping[str, Figure]) -> None:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option --json FILE.json to a benchmark's parser. `report` writes the result there; without the option,
-    nowhere.
+    """Add the option --json FILE.json to a benchmark's parser.
+
+    `report` writes the result to this file. Without the option, no file is written.
     """
     parser.add_argument("--json", type=_json_file, metavar="FILE", help="where to write the result, NAME.json")
 
@@ -136,7 +140,7 @@ def report(
 
 
 def revision() -> str:
-    """Return the commit of the code that is measured, with "+" if files differ from it.
+    """Return the commit of the measured code, with "+" if files differ from it.
 
     The environment variable INGOT_REVISION takes precedence over git. Exits if neither names a commit.
     """

@@ -41,7 +41,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the max_seq_len to set: enough to decode in all measured steps, with some to spare."""
+        """Return the max_seq_len to set. It is enough to decode in all measured steps, and some more."""
         return self.prompt + (_TRIES + 2) * _STEPS
 
 
@@ -63,8 +63,9 @@ def main() -> None:
 
 
 def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:
-    """Measure the scheduler's `schedule` and `retire` in decode steps. Return the seconds of each as figures, whose
-    names end in `suffix`.
+    """Measure the scheduler's `schedule` and `retire` in decode steps. Return the seconds of each as figures by name.
+
+    The names end in `suffix`.
     """
     scheduler = _filled(load, prefix_caching=prefix_caching)
     steps = _steps(scheduler)
@@ -84,8 +85,10 @@ def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, 
 
 
 def request_figures(load: Load) -> dict[str, Figure]:
-    """Measure the scheduler's work for a new request. Return two figures: the seconds of adding a request, and of a
-    step that admits it with its prompt in the prefix cache.
+    """Measure the scheduler's work for a new request. Return the seconds as two figures by name.
+
+    "add" is the time to add a request. "admit" is the time to schedule its first step, with its prompt in the prefix
+    cache.
     """
     draw = random.Random(0)
     trunk = _prompt(draw, load.prompt)
@@ -135,8 +138,10 @@ def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _steps(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
-    """Run steps of the scheduler. Yield, for each, the seconds of scheduling it and of retiring the step before. One
-    step is always in flight.
+    """Run steps of the scheduler. Yield two times for each step, in seconds.
+
+    The first is the time to schedule this step. The second is the time to retire the step before it: the scheduler
+    takes the step's tokens. One step is always in flight.
     """
     before = scheduler.schedule()
     while True:

@@ -27,16 +27,18 @@ _PREFIX_OWN = 128  # tokens of each such prompt after the prefix
 
 @dataclass(frozen=True)
 class Load:
-    """The sizes of a serving measurement, which has several parts. A count of 0 leaves a part out.
+    """The sizes of a serving measurement, which has five parts. A count of 0 leaves a part out.
 
-    prompt                         first part: the tokens of each long prompt
-    requests, input, output        second part: how many requests are submitted at once, and the tokens of each prompt
-                                   and output
-    spread                         third part: how many requests of random lengths are submitted at once
-    arrivals, rate, conversation   fourth part: how many requests arrive over time, at how many per second in each run,
-                                   and the tokens of the longest
-    sharing, prefix                fifth part: how many requests have a common prefix, and how many tokens the prefix
-                                   has
+    prompt         long prompts: the tokens of each
+    requests       equal requests at once: how many
+    input          equal requests at once: the tokens of each prompt
+    output         equal requests at once: the tokens of each output
+    spread         requests of random lengths at once: how many
+    arrivals       requests that arrive over time: how many
+    rate           requests that arrive over time: how many per second, for each run
+    conversation   requests that arrive over time: the maximum tokens of a prompt and its output
+    sharing        requests with a common prefix: how many
+    prefix         requests with a common prefix: the tokens of the prefix
     """
 
     prompt: tuple[int, ...] = (4000,)
@@ -52,7 +54,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the most tokens of a sequence in any part of the measurement, prompt and output together."""
+        """Return the length of the longest sequence in any part of the measurement: prompt and output together."""
         return max(
             *(tokens + 1 for tokens in self.prompt),
             (self.input + self.output) * (self.requests > 0),
@@ -64,9 +66,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """The recorded runs of a serving measurement, by part; a part that was left out is empty.
+    """The recorded runs of a serving measurement, by part. A part that was left out is empty.
 
-    `prompt` has, for each long prompt, all tries, with one output token. `arrivals` has a run for each request rate.
+    `prompt` has all tries of each long prompt, with one output token. `arrivals` has a run for each request rate.
     """
 
     load: Load
@@ -78,12 +80,13 @@ class Served:
 
 
 def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, load: Load) -> Served:
-    """Run all parts of the serving measurement `load` with random prompts of token ids below `vocab`, and return the
-    recorded runs. Every engine gets the same prompts in the same order.
+    """Run all parts of the serving measurement `load`. Return the recorded runs.
 
-    `at_end` and `by_token` are two interfaces of the same engine. The first reports a request only when it has ended.
-    The second reports it at every token, which costs time. Parts that submit all requests at once, without a common
-    prefix, use the first.
+    Prompts are random token ids below `vocab`. Every engine gets the same prompts in the same order.
+
+    `at_end` and `by_token` are two interfaces of one engine. `at_end` reports a request only when it has ended.
+    `by_token` reports it at every token, which costs time. It is used for requests that arrive over time, and for
+    requests with a common prefix.
     """
     draw = random.Random(0)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
@@ -124,11 +127,11 @@ def _warm_drive(
     arrivals: Sequence[float] | None = None,
     prefix: int = 0,
 ) -> Run:
-    """Serve requests with these `lengths`, after a few similar, shorter ones as a warm-up. Return the recorded run,
-    without the warm-up.
+    """Serve requests with these `lengths`. Return the recorded run.
 
-    `seed` determines the random prompts; they begin with `prefix` common tokens. Requests arrive all at once, or at the
-    times `arrivals`.
+    A few similar, shorter requests are served before as a warm-up. They are not in the run. `seed` determines the
+    random prompts. They begin with `prefix` common tokens. Requests arrive at the times `arrivals`. If it is None, all
+    arrive at once.
     """
     few, tokens = _WARM_UP
     short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
@@ -154,7 +157,7 @@ def _drive(
 
 
 def served_of(answer: Mapping[str, Any]) -> Served:
-    """Return the Served object that was encoded by `dataclasses.asdict` and JSON into `answer`."""
+    """Decode a Served object from `answer`, the JSON form of its `dataclasses.asdict`."""
     runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "prefix")}
     load = Load(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer["load"].items()})
     prompt = tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"])
@@ -179,7 +182,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
-    """Return the numbers in a text such as "16,32", as values of type `kind`. Leave out those that are 0."""
+    """Parse numbers from a text such as "16,32". Numbers that are 0 are left out. `kind` is int or float."""
     return tuple(filter(None, map(kind, text.split(","))))
 
 
@@ -188,8 +191,9 @@ def load_of(options: argparse.Namespace) -> Load:
 
 
 def load_settings(load: Load) -> dict[str, int | str]:
-    """Return the fields of a Load by name, as settings to record in a result. Several values of a field are joined by
-    commas.
+    """Return the fields of a Load by name, as settings to record in a result.
+
+    A field with several values becomes a text, with commas between the values.
     """
     return {
         name: (",".join(f"{one:g}" for one in value) or "0") if isinstance(value, tuple) else value
@@ -198,5 +202,5 @@ def load_settings(load: Load) -> dict[str, int | str]:
 
 
 def load_arguments(load: Load) -> list[str]:
-    """Return the fields of a Load as command line arguments to pass to another script."""
+    """Return the fields of a Load as command line arguments for another script."""
     return [item for name, value in load_settings(load).items() for item in (f"--{name}", str(value))]

@@ -29,10 +29,10 @@ def sampling(count: int) -> dict[str, object]:
 
 
 class DrivenSglang:
-    """SGLang, with the interface that the load generator `ingot.bench.drive` uses. Each request is a task of
-    `Engine.async_generate`, as in SGLang's server.
+    """SGLang, with the interface that the load generator `ingot.bench.drive` uses.
 
-    SGLang's scheduler is a process of its own that reports tokens over a socket.
+    Each request is a task of `Engine.async_generate`, as in SGLang's server. SGLang's scheduler is a separate process.
+    It reports tokens over a socket.
     """
 
     def __init__(self, engine: Any, *, by_token: bool) -> None:
@@ -63,9 +63,8 @@ class DrivenSglang:
             self._told.put_nowait((index, error))  # `step` raises it, since nothing awaits the task
 
     def step(self) -> "Iterator[Progress]":
-        """Wait until at least one request has new tokens. Yield the progress of every request that has new tokens by
-        then.
-        """
+        """Wait until at least one request has new tokens. Yield the progress of each request that then has new
+        tokens."""
         reports = [self._engine.loop.run_until_complete(self._told.get())]
         while not self._told.empty():
             reports.append(self._told.get_nowait())

@@ -64,8 +64,10 @@ def main() -> None:
 
 
 def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> float:
-    """Serve `sequences` sequences whose prompts begin with `shared` common tokens. Return the median seconds between
-    decode steps. `turn` seeds the random prompts.
+    """Serve sequences whose prompts begin with common tokens. Return the median seconds between decode steps.
+
+    There are `sequences` sequences with `shared` common tokens. Each generates `steps` tokens and a few more. `turn` is
+    the seed of the random prompts.
     """
     draw = random.Random(turn)
     vocab = llm.loaded.limits.vocab_size

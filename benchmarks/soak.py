@@ -42,10 +42,14 @@ _ALLOWED_DEVICE = 20 << 20
 
 @dataclass(frozen=True)
 class Soaked:
-    """The results of a soak test: what ran, and the resources that the engine held before and after. `alone` has the
-    tokens that each probe generates when it runs alone. A probe is a request that runs twice: alone, and under load.
+    """The results of a soak test, a long run of mixed requests.
 
-    `kept` is the number of pages that the prefix cache still finds after it was emptied; it should be 0.
+    soak            what ran, and how each request ended
+    alone           the tokens of each probe when it runs alone; a probe runs alone first, and then under load
+    before          the resources that the engine held before the load
+    after           the resources that the engine held after the load
+    kept            the number of pages that the prefix cache finds after it was emptied; it should be 0
+    deterministic   True if the artifact was compiled with --deterministic
     """
 
     soak: Soak
@@ -57,7 +61,8 @@ class Soaked:
 
     @property
     def equal(self) -> int:
-        """Return how many probes (requests that first ran alone) generated the same tokens under load."""
+        """Return how many probes generated the same tokens under load as alone. A probe is a request that runs both
+        ways."""
         pairs = zip(self.soak.requests, self.soak.outcomes, strict=True)
         return sum(one.token_ids == self.alone[asked.probe] for asked, one in pairs if asked.probe is not None)
 
@@ -102,7 +107,7 @@ def main() -> None:
 
 
 def answered(llm: LLM, seed: int) -> float:
-    """Return how many requests per second the engine completes if its batch is always full."""
+    """Return how many requests per second the engine completes while its batch is full."""
     count = _BURST * llm.loaded.limits.max_batch
     burst = _requests(llm.loaded, count, math.inf, f"{seed} burst")
     return count / _run(llm, burst).seconds
@@ -179,8 +184,9 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
 
 
 def waits(done: Soak) -> dict[str, float]:
-    """Return the 99th percentile of the time to first token, in seconds: under "first" for requests that arrived in the
-    first third of the time, under "last" for those of the last third.
+    """Return the 99th percentile of the time to first token in seconds, for two groups of requests.
+
+    "first" are the requests that arrived in the first third of the time, "last" those of the last third.
     """
     pairs = zip(done.requests, done.outcomes, strict=True)
     found = [(asked.arrival, one.first - asked.arrival) for asked, one in pairs if not math.isnan(one.first)]
@@ -191,8 +197,9 @@ def waits(done: Soak) -> dict[str, float]:
 
 
 def failures(soaked: Soaked) -> Iterator[str]:
-    """Yield a message for each failure of the soak test: a lost request, a resource that was not freed, or wrong tokens
-    of a probe.
+    """Yield a message for each failure of the soak test.
+
+    Failures are lost requests, resources that were not freed, and wrong tokens of a deterministic artifact.
     """
     before, after = soaked.before, soaked.after
     yield from soaked.faults[:10]

@@ -51,8 +51,9 @@ def main() -> None:
 
 
 def seconds(shape: str, layers: int) -> float:
-    """Return the CPU seconds that it takes to build and trace a model of `layers` layers. `shape` is the model shape,
-    such as "8b".
+    """Return the CPU seconds that it takes to build and trace a model.
+
+    `shape` is the model shape, such as "8b". `layers` is the number of its layers.
     """
     spec = read_spec({**_SHAPES[shape], "num_hidden_layers": layers})
     begin = time.process_time()

@@ -17,8 +17,9 @@ from ingot.runtime.artifact import open_artifact
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The bytes that one step reads and writes. `weights` are read once, at any batch size; `cache` are keys and
-    values, read and written.
+    """The bytes that one step reads and writes.
+
+    `weights` are read once, at any batch size. `cache` has the keys and values that are read and written.
     """
 
     weights: int
@@ -30,8 +31,9 @@ class StepTraffic:
 
 
 def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
-    """Return the minimum bytes that a decode step of an artifact reads and writes. The step has `batch` sequences,
-    which attend to `context` positions each.
+    """Return the minimum bytes that a decode step of an artifact reads and writes.
+
+    The step has `batch` sequences. Each attends to `context` positions.
     """
     programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
     program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
@@ -39,13 +41,14 @@ def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
 
 
 def program_traffic(program: Program, batch: int, context: float) -> StepTraffic:
-    """Return the minimum bytes that a decode step moves, of `batch` sequences that attend to `context` positions each.
+    """Return the minimum bytes that a decode step reads and writes. Each of `batch` sequences attends to `context`
+    positions.
 
-        weights = Σ over weights that come from the checkpoint, each once: their bytes
-        cache   = batch × Σ over paged caches: (min(context, window) + 1) × bytes of a position
+    weights = sum over the different weights that come from the checkpoint: their bytes
+    cache   = batch × sum over paged caches: (min(context, window) + 1) × bytes of a position
 
-    The 1 is the position that the step writes. Negligible data is left out: the rows of an embedding table (a table
-    that is also the output layer is read in full, and counted), rotary tables, activations, logits.
+    The step writes one position, therefore + 1. Small data is left out: rows of an embedding table, rotary tables,
+    activations and logits. An embedding table that is also the output layer counts, since it is read in full.
     """
     weights: dict[object, int] = {}
     for node, params in _calls(program, {name: name for name in program.params}):
@@ -62,10 +65,10 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
 
 
 def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:
-    """Yield every call of an op in a program, including those inside compiled regions (fused calls), with the names of
-    the weights that it reads.
+    """Yield every call of an op in a program, with the names of the weights that it reads.
 
-    `names` maps the program's placeholders to the names of weights.
+    Calls inside regions (groups of calls compiled together) are included. `names` maps the program's placeholders to
+    the names of weights.
     """
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -83,25 +86,22 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node
 
 
 def _window(program: Program, cache: str) -> float:
-    """Return the size of the attention window with which a program reads the KV cache `cache`; infinity without a
-    window.
-    """
+    """Return the attention window with which a program reads the KV cache `cache`; infinity if there is none."""
     users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
     masks = (Mask.named(str(node.kwargs.get("mask", CAUSAL.name))) for node in users)
     return min((mask.size for mask in masks if mask.forgets), default=math.inf)
 
 
 def _state(node: fx.Node) -> str | None:
-    """Return the name of the state (such as a KV cache) if a graph node is that state before or after a write; else
-    None.
+    """Return the name of the state, such as a KV cache, that a graph node stands for. Return None for any other node.
+
+    The node is the state itself, or the state after a write.
     """
     kind = node.meta["type"]
     return kind.name if isinstance(kind, StateType) else None
 
 
 def _position_bytes(cache: StateSpec) -> int:
-    """Return the bytes of keys and values that a cache has for one position. Its shape is [pages, 2, page_size, heads,
-    head_dim].
-    """
+    """Return the bytes of keys and values that a cache [pages, 2, page_size, heads, head_dim] has for one position."""
     _, pair, _, heads, head_dim = cache.type.shape
     return int(pair) * int(heads) * int(head_dim) * cache.type.dtype.itemsize

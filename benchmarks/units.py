@@ -1,4 +1,4 @@
-"""Format numbers with their units as text: 0.00075 s is 0.75 ms."""
+"""Format numbers with their units as text: 0.00075 s is 750 µs."""
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _PREFIXED = ("s", "B", "B/s", "flop", "flop/s")
@@ -6,8 +6,9 @@ _SECONDS_FROM = 1.0  # longer times have no prefix
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return a number with its unit as text, with three significant digits. Units in _PREFIXED get a decimal prefix,
-    such as "ms". The unit "" is for ratios and counts.
+    """Return a number with its unit as text, such as "750 µs". It has three significant digits.
+
+    Units in _PREFIXED get a decimal prefix, such as "µs" for "s". The unit "" is for ratios and counts.
     """
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
@@ -22,9 +23,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a number as text with three significant digits. A number of 1000 or more keeps all digits before the
-    point.
-    """
+    """Return a number as text with three significant digits. Numbers from 100 on are rounded to whole numbers."""
     if abs(value) >= 100 or value == 0:
         return f"{value:.0f}"
     text = f"{value:#.3g}"

@@ -27,8 +27,9 @@ SETTINGS = {
 
 
 class DrivenVllm:
-    """vLLM, with the interface that the load generator `ingot.bench.drive` uses. It drives vLLM's engine in the same
-    way as vLLM's server and `LLM.generate` do.
+    """vLLM, with the interface that the load generator `ingot.bench.drive` uses.
+
+    It drives vLLM's engine as vLLM's server and `LLM.generate` do.
     """
 
     def __init__(self, llm: Any, *, by_token: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter in the schema of a torch op. `by_name` marks a keyword-only parameter."""
+    """A parameter in the schema of a torch op. `by_name` says whether it is keyword-only."""
 
     name: str
     by_name: bool
@@ -19,8 +19,7 @@ class _Parameter:
     is_float: bool
 
     def stands_for(self, value: Any) -> bool:
-        """Return whether `value` equals the parameter's default in value and type, so that the argument can be
-        omitted."""
+        """Return whether an argument can be omitted: `value` equals the parameter's default in value and type."""
         return self.has_default and type(value) is type(self.default) and bool(value == self.default)
 
 
@@ -38,11 +37,11 @@ def _parameters(target: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
 def one_spelling(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the keyword arguments of a call of `target` in normal form, so that equal calls have
-    equal text.
+    """Return the positional and the keyword arguments of a call of `target` in one normal form.
 
-    Arguments are positional if the schema allows it. Defaults are left out, and an int for a float parameter becomes a
-    float. Arguments that the schema lacks are kept, so that the op rejects them later.
+    Equal calls then have equal text in a program. Arguments are positional where the schema allows it. Defaults are
+    left out. An int for a float parameter becomes a float. Arguments that the schema lacks are kept, and the op rejects
+    them later.
     """
     parameters = _parameters(target)
     positional = [one for one in parameters if not one.by_name]

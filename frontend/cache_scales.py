@@ -16,10 +16,10 @@ SCALE_NAMES = r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.(?=k)|v_pro
 
 
 def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
-    """Return the scales of an eight-bit KV cache that the checkpoint holds, by layer number; empty if it holds none.
+    """Return the scales of keys and values in eight-bit KV caches, as the checkpoint stores them, by layer number.
 
-    Raises CheckpointError for a scale that is not a positive number, and for a layer without exactly one scale for keys
-    and one for values.
+    The result is empty if the checkpoint has none. Raises CheckpointError if a scale is not a positive number, or if a
+    layer lacks one of the two scales or has one twice.
     """
     found: dict[int, dict[str, float]] = {}
     for name in sorted(checkpoint.tensors):
@@ -51,8 +51,10 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
 
 
 def set_cache_scales(model: Model, scales: Mapping[int, CacheScales]) -> None:
-    """Write the scales of eight-bit KV caches into the `attention` calls of a traced model. `scales` has them by layer
-    number."""
+    """Write the scales of eight-bit KV caches into the `attention` calls of a traced model.
+
+    `scales` maps layer numbers to the scales of keys and values.
+    """
     for program in model.entries.values():
         for node in program.calls(ops.attention.overload):
             layer = node.kwargs["layer"]

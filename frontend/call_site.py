@@ -21,13 +21,12 @@ _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__fil
 
 @dataclass(frozen=True)
 class CallSite:
-    """The place in a model definition (the `nn.Module` of an architecture) that makes a call. A field is empty if
-    unknown.
+    """The source lines of a model definition (an `nn.Module`) that make one call of the program. "" means unknown.
 
-    at      file and line of the call itself, which may be in a module that several blocks share
-    layer   the number of the decoder layer, as text
-    place   file and line of the statement that leads to the call, in the layer's innermost block, such as its attention
-            module; outside layers, in the definition itself
+    at      file and line of the call itself, such as the line of `ops.linear` in the module Linear
+    layer   number of the decoder layer, as text
+    place   file and line in the layer's block that leads to the call, such as `self.q(x)` in Attention. For a call
+            outside of layers, it is a line in the model's own forward.
     """
 
     at: str = ""
@@ -36,16 +35,15 @@ class CallSite:
 
     @property
     def origin(self) -> str:
-        """Return layer and place as text, such as "layer 3, blocks/attention.py:112". A part that is unknown is left
-        out."""
+        """Return layer and place as text, such as "layer 3, blocks/attention.py:112". Unknown parts are left out."""
         return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
 
 
 def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
-    """Find the line of a model definition that makes the current call, by walking up Python's stack.
+    """Return the lines of a model definition that make the current call. They are found on Python's stack.
 
-    `modules` maps the `id()` of each module of the definition to its name, such as "layers.3.mlp". `outermost` is the
-    code object that runs the definition; the walk stops there.
+    modules     `id()` of each module of the definition -> its name, such as "layers.3.mlp"
+    outermost   code object of the function that runs the definition. Its callers are not searched.
     """
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
@@ -66,7 +64,7 @@ def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
 
 
 def _first_argument(frame: FrameType) -> object:
-    """Return a frame's first argument, which is `self` in a method; None if it has none."""
+    """Return the first argument of a frame's function, which is `self` in a method; None if it has none."""
     code = frame.f_code
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 

@@ -29,12 +29,13 @@ _MAP_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.p
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An open checkpoint: its parsed config.json, where each tensor is stored, and its tokenizer files.
+    """An open checkpoint folder: its parsed config.json, the locations of its tensors, and its tokenizer files.
 
-    `others` maps aliases to further checkpoints, such as "draft" to that of a draft model. `tensors` includes the
-    tensors of these checkpoints under the name "alias:tensor".
+    tensors           tensor name -> location. Tensors of the checkpoints in `others` are named "ALIAS:NAME".
+    tokenizer_files   file name -> path
+    others            alias -> further checkpoint, such as "draft" -> the checkpoint of a draft model
 
-    The config's `auto_map` may name Python code in the folder. This module never imports that code.
+    Python code of the checkpoint is never imported.
     """
 
     folder: Path
@@ -48,8 +49,8 @@ class Checkpoint:
     def open(path: str | Path) -> "Checkpoint":
         """Open a checkpoint folder: read its config.json and the headers of its tensor files.
 
-        Raises ConfigError if the folder or its config.json is missing or malformed, or if no reader supports its
-        quantization; CheckpointError if the tensor files are malformed.
+        Raises ConfigError if the folder or the config.json is missing or malformed, or if the quantization is not
+        supported. Raises CheckpointError if tensor files are missing or malformed.
         """
         folder = _folder(path)
         config = read_config(folder)
@@ -57,17 +58,18 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
     def with_others(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
-        """Return a copy of this checkpoint that also has the tensors of `others`, under the names "alias:tensor".
-        `others` maps aliases, such as "draft", to checkpoints."""
+        """Return a copy of this checkpoint with the tensors of further checkpoints, such as a draft model's.
+
+        `others` maps aliases, such as "draft", to checkpoints. Their tensors are named "ALIAS:NAME".
+        """
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor, with the dtype and shape in `tensors[name]`. It is a view of the mapped file: do not write
-        to it.
+        """Return one tensor as a view of the mapped file. Do not write to it.
 
-        A tensor that is not aligned for its dtype is copied, since the format does not promise alignment. Raises
-        CheckpointError for an unknown name, or if the file shrank since it was opened.
+        If its bytes are not aligned for its dtype, the result is a copy. Raises CheckpointError for an unknown name, or
+        if the file shrank since it was opened.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -82,11 +84,10 @@ class Checkpoint:
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Return the digests of all tensor files, by file name: for each file the SHA-256, in hex, of each 64 MiB
-        chunk. `threads` bounds the threads that read files, None for the default.
+        """Return the digests of all tensor files, by file name: the SHA-256 of each 64 MiB chunk, in hex.
 
-        The files hold the tensors' names, dtypes and shapes too, so the digests cover these. Files of the checkpoints
-        in `others` are named "alias:file". Raises CheckpointError if a file cannot be read.
+        Files of the checkpoints in `others` are named "ALIAS:FILE". `threads` is the most threads that read files;
+        None: a default. Raises CheckpointError if a file cannot be read.
         """
         own = {name: info for name, info in self.tensors.items() if name.partition(":")[0] not in self.others}
         files = sorted({info.file for info in own.values()})
@@ -123,8 +124,10 @@ class Checkpoint:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the parsed config.json of a checkpoint folder, which need not have weights yet. Raises ConfigError if the
-    file is missing or malformed, or if its quantization method is not supported."""
+    """Return the parsed config.json of a checkpoint folder. The folder need not have weights yet.
+
+    Raises ConfigError if the file is missing or malformed, or if its quantization method is not supported.
+    """
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
     find_reader(config, str(folder / CONFIG))
@@ -157,7 +160,7 @@ def _folder(path: str | Path) -> Path:
 
 
 def _no_config_hint(folder: Path) -> str:
-    """Return what to do with a folder that has no config.json."""
+    """Return a hint for the error about a folder without a config.json: what the folder is, or what it holds."""
     if (folder / "manifest.json").is_file():
         return "this is an artifact: it is compiled already"
     if (folder / "adapter_config.json").is_file():

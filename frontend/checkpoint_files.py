@@ -34,8 +34,10 @@ _MAX_INDEX_BYTES = 256 << 20  # about 100 bytes a tensor
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Read a safetensors index, and return the name of the shard file that holds each tensor, by tensor name. Raises
-    CheckpointError if the index is malformed, OSError if it cannot be read."""
+    """Read a safetensors index file. Return for each tensor name the name of the shard file that holds it.
+
+    Raises CheckpointError if the index is malformed, and OSError if it cannot be read.
+    """
     with file.open("rb") as stream:
         data = stream.read(_MAX_INDEX_BYTES + 1)
     if len(data) > _MAX_INDEX_BYTES:
@@ -63,8 +65,10 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def name_files(names: Iterable[str | Path]) -> str:
-    """Return file names as one line for an error message: at most LISTED names, then the number of the remaining
-    ones."""
+    """Return file names as one line for an error message.
+
+    At most LISTED names are given, then the number of the remaining ones.
+    """
     texts = sorted(name.name if isinstance(name, Path) else name for name in names)
     more = f" and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
     return (", ".join(texts[:LISTED]) or "nothing") + more

@@ -15,11 +15,11 @@ READERS: Mapping[str, Reader] = {}
 
 
 def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS) -> Reader | None:
-    """Return the reader of a checkpoint's quantized weights; None if its config.json does not say that they are
-    quantized.
+    """Return the reader of a checkpoint's quantized weights; None if the weights are not quantized.
 
-    `where` is the file that error messages name. `readers` maps a `quant_method`, such as "gptq", to its reader. Raises
-    ConfigError if the method has no reader, because using the stored numbers directly would yield wrong weights.
+    A reader is a function that describes how a weight is computed from the stored tensors. `readers` maps values of
+    `quant_method`, such as "gptq", to readers. `where` names the config.json in errors. Raises ConfigError if `readers`
+    lacks the method.
     """
     field = next((name for name in FIELDS if config.get(name) is not None), None)
     if field is None:

@@ -16,11 +16,12 @@ _PREFIXES = frozenset({"module", "model", "transformer", "language_model"}) | _W
 
 @dataclass(frozen=True)
 class Respelling:
-    """The mapping from a model definition's tensor names to the checkpoint's, which may have other prefixes. For
-    example, "model.norm.weight" may be stored as "language_model.model.norm.weight".
+    """A mapping from the tensor names of a model definition to the names in a checkpoint with other prefixes.
 
-    names   the checkpoint's name by the definition's name, for names that differ
-    parts   the words that prefixes consist of, such as `model`
+    For example, "model.norm.weight" may be "language_model.model.norm.weight" in the checkpoint.
+
+    names   name in the definition -> name in the checkpoint, for names that differ
+    parts   the words that prefixes consist of, such as "model"
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -28,27 +29,36 @@ class Respelling:
 
     @staticmethod
     def of(names: Mapping[str, str], optional: str = "") -> "Respelling":
-        """Make a respelling. `names` maps the definition's tensor names to the checkpoint's. `optional` is a prefix of
-        the definition's names that some checkpoints lack; its words count as words of prefixes."""
+        """Return a Respelling.
+
+        names      name in the definition -> name in the checkpoint, for names that differ
+        optional   a prefix that the definition has and some checkpoints omit. Its words are added to `parts`.
+        """
         return Respelling(names, _PREFIXES | frozenset(optional.split(".")) - {""})
 
     def prefix(self, name: str) -> str:
         return _split_prefix(name, self.parts)[0]
 
     def bare(self, name: str) -> str:
-        """Return a tensor name without its prefix, such as "model.", and without the names that wrappers such as
-        torch.compile insert, such as "_orig_mod"."""
+        """Return a tensor name without its prefix, such as "model.".
+
+        Names that wrappers insert are removed too, such as "_orig_mod" of torch.compile.
+        """
         return _split_prefix(name, self.parts)[1]
 
     def spelled(self, stored: str) -> set[str]:
-        """Return the names under which a definition's rules for ignored tensors may match the checkpoint tensor
-        `stored`: its own name and, if names differ, its name with the prefix replaced by each of the definition's, or
-        by none."""
+        """Return the names of a checkpoint tensor that rules for ignored tensors are matched with.
+
+        They are its own name `stored` and, if the definition has other prefixes, the name with each of them and with
+        none.
+        """
         return {stored, *(prefix + self.bare(stored) for prefix in ("", *map(self.prefix, self.names)) if self.names)}
 
     def __str__(self) -> str:
-        """Return text for messages that says how prefixes differ, such as "'language_model.' is 'model.'", the
-        checkpoint's prefix first."""
+        """Return how prefixes differ, for messages.
+
+        For example, "'language_model.' is 'model.'" names the checkpoint's prefix and then the definition's.
+        """
         pairs = dict.fromkeys(
             _without_ends(self.prefix(ours), self.prefix(theirs)) for ours, theirs in self.names.items()
         )
@@ -62,12 +72,14 @@ class Respelling:
 
 
 def find_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> Respelling:
-    """Find how the tensor names that a definition needs, `needed`, are spelled in the checkpoint, which has the names
-    `stored`. The result is empty if all needed names are stored, or if they cannot be matched.
+    """Return how a checkpoint spells the tensor names that a model definition needs.
 
-    Names are matched without their prefixes and the names of wrappers such as torch.compile. Either all needed names
-    are matched or none. Each prefix of the definition must correspond to one prefix in the checkpoint. `optional` is a
-    prefix of the definition that some checkpoints lack.
+    The result is empty if the checkpoint has all needed names, or if any of them has no match. Two names match if they
+    are equal without prefixes. Each prefix of the definition must stand for one prefix of the checkpoint.
+
+    needed     names that the model definition needs
+    stored     names in the checkpoint
+    optional   a prefix that the definition has and some checkpoints omit
     """
     if set(needed) <= set(stored):
         return Respelling()
@@ -76,10 +88,11 @@ def find_respelling(needed: Collection[str], stored: Collection[str], optional: 
 
 
 def nearest_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> str:
-    """Return a hint for an error about tensors that are not found: the change of prefixes with which more of the
-    `needed` names would be among the names `stored`. Empty if no change helps.
+    """Return a hint for an error about missing tensors: which other prefixes would match more names; "" if none.
 
-    `optional` is a prefix of the definition's names that some checkpoints lack.
+    needed     names that the model definition needs
+    stored     names in the checkpoint
+    optional   a prefix that the definition has and some checkpoints omit
     """
     found = _found(needed, stored, Respelling.of({}, optional))
     without = len(set(needed) & set(stored))
@@ -94,10 +107,10 @@ def _differing(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(needed: Collection[str], stored: Collection[str], spelling: Respelling) -> dict[str, str]:
-    """Return the checkpoint's name of each needed tensor that can be matched, by the needed name. Two names match if
-    they are equal without prefixes and wrapper names. Names with several matches are left out.
+    """Return the stored name of each needed tensor that has exactly one match, by its needed name.
 
-    For each prefix of the definition, only matches with the checkpoint's most frequent prefix are kept.
+    Two names match if they are equal without prefixes and wrapper names. For each prefix of needed names, only matches
+    with the most frequent stored prefix are kept.
     """
     theirs: dict[str, list[str]] = defaultdict(list)
     for name in stored:
@@ -116,8 +129,7 @@ def _found(needed: Collection[str], stored: Collection[str], spelling: Respellin
 
 
 def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
-    """Shorten two prefixes, the definition's and the checkpoint's, to the part in which they differ: remove the words
-    that both begin with and those that both end with."""
+    """Return two prefixes without the words that both begin with, and without the words that both end with."""
     left, right = ([part for part in prefix.split(".") if part] for prefix in (ours, theirs))
     for place in (-1, 0):
         while left and right and left[place] == right[place]:
@@ -126,8 +138,10 @@ def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _split_prefix(name: str, parts: frozenset[str]) -> tuple[str, str]:
-    """Split a tensor name into its prefix, such as "model.", and the rest without wrapper names such as "_orig_mod".
-    The prefix may be empty. `parts` are the words that a prefix may consist of."""
+    """Split a tensor name into its prefix, such as "model.", and the rest. The prefix may be "".
+
+    `parts` are the words that prefixes consist of. Names of wrappers, such as "_orig_mod", are removed from the rest.
+    """
     items = name.split(".")
     begin = 0
     while begin < len(items) - 1 and items[begin] in parts:

@@ -46,8 +46,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The dtype, shape and location of one tensor. It is stored in bytes [begin, end) of `file`, counted from the
-    file's start."""
+    """The dtype, shape and location of a stored tensor. Its bytes are [begin, end) of `file`."""
 
     name: str
     dtype: torch.dtype
@@ -58,7 +57,7 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Return the tensors that a safetensors file holds, by name, in the order of their bytes.
+    """Return the dtype, shape and location of each tensor in a safetensors file, by name, in the order of the bytes.
 
     Only the header is read, at most MAX_HEADER_BYTES. Raises CheckpointError if the file cannot be read, or if its
     header does not describe its bytes exactly.
@@ -172,8 +171,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Return a value as shortened text for an error message, so that a hostile header cannot cause a message of
-    megabytes."""
+    """Return a value as text for an error message, shortened. A malformed header may hold megabytes of text."""
     if isinstance(value, (list, dict)) and len(value) > 20:
         return f"{type(value).__name__} of {len(value)} items"
     text = value if isinstance(value, str) else repr(value)

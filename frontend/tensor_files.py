@@ -9,8 +9,11 @@ from ingot.ir.listing import listed
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Return the dtype, shape and location of each tensor in a checkpoint folder, by tensor name. Only headers of files
-    are read. Raises CheckpointError if files are missing or malformed, or if there are only pickle files."""
+    """Return the dtype, shape and location of each tensor in a checkpoint folder, by name.
+
+    Only the headers of files are read. Raises CheckpointError if files are missing or malformed, or if all tensor files
+    are pickles.
+    """
     try:
         if (folder / INDEX).is_file():
             return _read_shards(folder)
@@ -36,8 +39,10 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def _read_shards(folder: Path) -> dict[str, TensorInfo]:
-    """Return the location of each tensor of all shard files, by tensor name. Raises CheckpointError if the index file
-    and the shards disagree."""
+    """Return the dtype, shape and location of each tensor in the shard files of a checkpoint folder, by name.
+
+    Raises CheckpointError if the index file and the shards disagree.
+    """
     weight_map = read_index(folder / INDEX)
     shards = sorted(set(weight_map.values()))
     if (folder / SINGLE).is_file() and SINGLE not in shards:

@@ -15,8 +15,10 @@ FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfl
 
 
 def expected_shapes(made: Iterable[tuple[Recipe, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape that each checkpoint tensor must have, by tensor name. `made` has pairs of a param's recipe (how
-    it is made from checkpoint tensors) and the param's shape."""
+    """Return the shape that each checkpoint tensor must have, by tensor name.
+
+    `made` has a pair for each parameter of the model: the recipe that makes it from checkpoint tensors, and its shape.
+    """
     expected: dict[str, tuple[int, ...]] = {}
     for recipe, whole in made:
         for name, shape in recipe.source_shapes(whole).items():
@@ -35,17 +37,16 @@ def check_totality(
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
     nearest: str = "",
 ) -> None:
-    """Check that every tensor of the checkpoint is used or ignored by a rule, and that no weight of the model is
-    missing.
+    """Check that the model uses or ignores every tensor of the checkpoint, and that no needed tensor is missing.
 
-    consumed        the names of the tensors that the model's recipes read
-    ignored_rules   regular expressions for tensors to ignore; each must match a whole name
-    expected        the shape that each tensor must have, by name
-    floating        the names of tensors that must be float16, bfloat16, float32 or float64; default: all of `expected`
-    spelled         returns, for a tensor's name in the checkpoint, the names that the rules are matched with
-    nearest         a hint for the error: other prefixes that would fit more names; empty if there are none
+    consumed        names of the tensors from which the model's parameters are made
+    ignored_rules   regular expressions of the names of ignored tensors; each must match a whole name
+    expected        tensor name -> the shape that it must have
+    floating        names of tensors that must be float16, bfloat16, float32 or float64; None: all in `expected`
+    spelled         function: tensor name in the checkpoint -> the names that the rules are matched with
+    nearest         a hint for the error: which other prefixes would match more names; "": there are none
 
-    Raises one CheckpointError that lists every tensor that is missing, extra, or of a wrong shape or dtype.
+    Raises one CheckpointError for all tensors that are missing, extra, or of a wrong shape or dtype.
     """
     problems = unfit_tensors(checkpoint.tensors, consumed, ignored_rules, expected, floating, spelled)
     if problems:
@@ -66,12 +67,16 @@ def unfit_tensors(
     floating: Collection[str] | None = None,
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
 ) -> list[str]:
-    """Return the problems of a checkpoint's `tensors`, one text for each kind: missing, extra, wrong shapes, wrong
-    dtypes. Empty if there are none.
+    """Return the problems of a checkpoint's tensors: one text for each kind of problem.
 
-    `consumed` are the names that the model's recipes read. `expected` has the required shapes by name. Tensors named in
-    `floating` must be float16, bfloat16, float32 or float64; default: all of `expected`. `ignored_rules` are regular
-    expressions for tensors to ignore. They are matched with each name that `spelled` returns for a tensor.
+    The kinds are missing tensors, extra tensors, wrong shapes and wrong dtypes. A kind that does not occur has no text.
+
+    tensors         tensor name -> its dtype and shape in the checkpoint
+    consumed        names of the tensors from which the model's parameters are made
+    ignored_rules   regular expressions of the names of ignored tensors; each must match a whole name
+    expected        tensor name -> the shape that it must have
+    floating        names of tensors that must be float16, bfloat16, float32 or float64; None: all in `expected`
+    spelled         function: tensor name in the checkpoint -> the names that the rules are matched with
     """
     needed = set(consumed) | expected.keys()
     rules = [re.compile(rule) for rule in ignored_rules]

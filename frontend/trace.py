@@ -20,8 +20,12 @@ from ingot.models.params import declaration
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of the model's steps: the tokens of a sequence (`max_seq_len`), the sequences in a step
-    (`max_batch`), and the tokens in a step (`max_tokens`)."""
+    """The largest steps that the model must run.
+
+    max_seq_len   most tokens of a sequence
+    max_batch     most sequences in a step
+    max_tokens    most tokens in a step
+    """
 
     max_seq_len: int
     max_batch: int
@@ -29,11 +33,10 @@ class Limits:
 
 
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
-    """Trace the definition of a model into programs, one for each entry: `main` first, then, for example, a draft
-    model.
+    """Trace the modules of a model, and return a Model with one program for each, `main` first.
 
-    `stored` has the dtypes of the checkpoint's tensors, by name. For a weight that is stored in another dtype than the
-    model's, the recipe that makes it gets a cast at its end.
+    A draft model is an example of a further module. `stored` maps tensor names of the checkpoint to dtypes. If a
+    parameter has another dtype than its stored tensor, a cast is added to its recipe (how it is made).
     """
     definition = ARCHITECTURES[spec.architecture].definition
     module, entries = build(spec, limits.max_seq_len)
@@ -53,8 +56,11 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 
 def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry]]:
-    """Build the `nn.Module` that defines the architecture of `spec`, on the meta device. Return the module, and its
-    entries by name: `main`, and further modules to trace such as a draft model."""
+    """Build the `nn.Module` of a model on the meta device.
+
+    Return this module, and all modules to trace: program name -> Entry. This module is traced as the program `main`. A
+    draft model is an example of a further one.
+    """
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, max_seq_len)
@@ -62,8 +68,10 @@ def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry
 
 
 def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
-    """Return the names of the checkpoint tensors that the weights of these entries are made from. Tensors of further
-    checkpoints, named "alias:tensor", are left out."""
+    """Return the names of the checkpoint tensors from which the parameters of these entries are made.
+
+    An entry is a module to trace to one program. Tensors of further checkpoints, named "ALIAS:NAME", are left out.
+    """
     declared = [declaration(parameter) for entry in entries for parameter in entry.module.parameters()]
     names = frozenset().union(*(one.recipe.sources() for one in declared if one is not None))
     return frozenset(name for name in names if ":" not in name)
@@ -71,8 +79,12 @@ def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry to trace: one program of the model, such as `main`. `family` and `name` are for messages. `respelled`
-    maps the definition's tensor names to the checkpoint's, where they differ."""
+    """An entry to trace: a module that becomes one program of the model, such as `main`.
+
+    family      name of the model family, for messages
+    name        name of the program
+    respelled   tensor name in the definition -> tensor name in the checkpoint, for names that differ
+    """
 
     family: str
     name: str
@@ -82,7 +94,7 @@ class _Entry:
 
     @property
     def where(self) -> str:
-        """Return a location for error messages: the definition, the entry, and the file and line of its module."""
+        """Return the location for error messages: model family, program name, and where the module's class is."""
         module = type(self.entry.module)
         try:
             line = f", {inspect.getsourcefile(module)}:{inspect.getsourcelines(module)[1]}"
@@ -91,9 +103,11 @@ class _Entry:
         return f"definition {self.family}, entry {self.name}{line}"
 
     def param(self, called: str, parameter: nn.Parameter, stored: Mapping[str, torch.dtype]) -> ParamSpec:
-        """Return the type, recipe and split of a parameter of the module. `called` is the parameter's name, and
-        `stored` has the dtypes of checkpoint tensors by name. Raises ConfigError if the parameter declares no
-        recipe."""
+        """Return the type, recipe and split over a mesh of one parameter of the module.
+
+        `called` is the parameter's name in the module. `stored` maps checkpoint tensor names to dtypes. Raises
+        ConfigError if the parameter has no recipe, which says how it is made from checkpoint tensors.
+        """
         declared = declaration(parameter)
         if declared is None:
             raise ConfigError(
@@ -107,10 +121,11 @@ class _Entry:
         return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
-        """Trace the entry and return its program. `stored` has the dtypes of checkpoint tensors by name.
+        """Trace the module and return its program.
 
-        `names` maps the `id()` of each parameter of the entry `main` to its name. A parameter that only this entry has
-        is named "ENTRY.PARAMETER".
+        names    `id()` of each parameter of the model -> its name in programs. Any other parameter is named
+                 "ENTRY.PARAMETER".
+        stored   checkpoint tensor name -> dtype
         """
         module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
         self._check()
@@ -134,9 +149,11 @@ class _Entry:
         return program
 
     def _check(self) -> None:
-        """Check the entry's inputs and outputs. Each input must be filled by the host or by a call that a feature
-        declares. The outputs must include those that the entry's ending (such as `sample`) reads. Raises ConfigError
-        otherwise."""
+        """Raise ConfigError if the declared inputs, outputs or ending of the module are wrong.
+
+        The ending is the last part of the program, such as sampling. The host, or a call before the program, must fill
+        each input. The module must return the outputs that the ending reads.
+        """
         use = self.entry.ending
         try:
             ending = find_ending(use.name)
@@ -170,8 +187,11 @@ def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dty
 
 
 def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
-    """Return the dtype of a recipe's result. `stored` has the dtypes of checkpoint tensors by name. The result is
-    `default` for a tensor that `stored` lacks, and for a table that is computed from no tensor."""
+    """Return the dtype of the tensor that a recipe makes. A recipe is a chain of steps from checkpoint tensors.
+
+    `stored` maps checkpoint tensor names to dtypes. For other tensors, and for recipes that read no tensor, the result
+    is `default`.
+    """
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)
     if recipe.step == "cast":

@@ -14,20 +14,23 @@ from ingot.ir.types import TensorType
 
 
 class Recorder(Protocol):
-    """The part of the tracer that traced values use: each operation on a value calls the recorder, which adds it to the
-    program."""
+    """The interface of the tracer for traced values. They pass it each operation, and it adds a call to the program."""
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call of `target` to the program. Return its result as a `Value`, or as a tuple of values."""
+        """Add a call of `target` to the program. Return its result: a `Value`, or a tuple of values."""
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """Return an error that names the line of the definition that is running. `what` is the problem, and `hint` says
-        what to do."""
+        """Return the error for a problem in the model's code, at the line that is running.
+
+        `what` is the problem, `expected` the right use, and `hint` says what to do.
+        """
 
 
 def refused_operation(recorder: Recorder, name: str) -> ConfigError:
-    """Return the error for a definition that calls an operation which programs cannot contain. `name` is the operation,
-    such as "Tensor.softmax"."""
+    """Return the error for a model definition that calls an operation which programs cannot contain.
+
+    `name` is the operation, such as "Tensor.softmax".
+    """
     return recorder.refusal(
         f"the definition calls {name}, and a traced program has no such call",
         expected="ops of ingot.ir.ops, +, *, view, permute and slices",
@@ -36,8 +39,10 @@ def refused_operation(recorder: Recorder, name: str) -> ConfigError:
 
 
 def ended_trace(name: str) -> ConfigError:
-    """Return the error for a definition that uses a traced value after its trace has ended. `name` is the operation
-    that it calls."""
+    """Return the error for a traced value that is used after its trace has ended.
+
+    `name` is the operation that gets the value.
+    """
     return ConfigError(
         f"{name} gets a value of a trace that has ended",
         expected="values from the same run of the definition",
@@ -46,8 +51,10 @@ def ended_trace(name: str) -> ConfigError:
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    """Make a method for `Value` that always raises ConfigError, because programs cannot contain its operation. `name`
-    is the operation, such as "=="."""
+    """Return a method for `Value` that always raises ConfigError: programs have no such operation.
+
+    `name` is the operation, such as "==".
+    """
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise refused_operation(self.recorder, name)
@@ -56,8 +63,10 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_data(name: str) -> Callable[..., NoReturn]:
-    """Make a method for `Value` that always raises ConfigError, because its operation would read the value's data.
-    `name` is the operation, such as "len()"."""
+    """Return a method for `Value` that always raises ConfigError: a traced value has no data to read.
+
+    `name` is the operation that would read it, such as "len()".
+    """
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise self.recorder.refusal(
@@ -70,8 +79,10 @@ def _needs_data(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_size(does: str) -> Callable[..., Any]:
-    """Make a method for `TracedSize` that always raises ConfigError, because its operation needs a number. `does` is
-    the verb for the message, such as "compares"."""
+    """Return a method for `TracedSize` that always raises ConfigError: a symbolic size has no number.
+
+    `does` is a verb for the message, such as "compares".
+    """
 
     def method(self: "TracedSize", *_: Any) -> Any:
         raise undecided(self, does)
@@ -80,8 +91,10 @@ def _needs_size(does: str) -> Callable[..., Any]:
 
 
 def undecided(size: "TracedSize", does: str) -> ConfigError:
-    """Return the error for a definition that uses a symbolic size as a number. `does` is the verb for the message, such
-    as "compares"."""
+    """Return the error for a model definition that uses a symbolic size, such as T, as a number.
+
+    `does` is a verb for the message, such as "compares".
+    """
     return size.recorder.refusal(
         f"the definition {does} the size {size}, which differs from step to step",
         expected="code that is the same for every size",
@@ -90,7 +103,10 @@ def undecided(size: "TracedSize", does: str) -> ConfigError:
 
 
 class TracedSize:
-    """A symbolic size of a value, such as T, during tracing. A definition cannot compute with it or branch on it."""
+    """A symbolic size of a traced value, such as T.
+
+    It has no number, so code cannot compute with it or branch on it.
+    """
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name, self.recorder = name, recorder
@@ -113,10 +129,10 @@ class TracedSize:
 
 
 class Value:
-    """A tensor of the program during tracing: it has a type and no data.
+    """A traced tensor. It has a dtype and a shape, but no data.
 
-    It supports the operations of a program: `+`, `*`, `view`, `permute` and slices. Any other tensor operation raises
-    ConfigError, which names the operation and the line.
+    It supports `+`, `*`, `view`, `permute` and slices. Any other tensor operation raises ConfigError, and the error
+    names the operation and the source line.
     """
 
     def __init__(self, node: fx.Node, recorder: Recorder) -> None:
@@ -172,8 +188,10 @@ class Value:
         return self.recorder.call(torch.ops.aten.permute.default, (self, _listed(dims)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a slice of the value. Each sliced axis becomes one call in the program. Raises ConfigError for an
-        integer index, which drops an axis, and for None, which adds one."""
+        """Return a slice of the value. Each sliced axis becomes one call in the program.
+
+        Raises ConfigError for an integer index, which would drop an axis, and for None, which would add one.
+        """
         result = self
         for axis, part in enumerate(_by_axis(index, self.ndim)):
             if not isinstance(part, slice):
@@ -209,8 +227,7 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Raise ConfigError, since this method only runs after the value's trace has ended. During a trace, the
-        `Tracer` intercepts calls before it."""
+        """Raise ConfigError: the value's trace has ended. During a trace, the `Tracer` handles the call instead."""
         raise ended_trace(str(getattr(func, "__name__", func)))
 
 
@@ -222,14 +239,18 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _listed(given: tuple[Any, ...]) -> list[Any]:
-    """Return the sizes or dims that a method such as `view` received, as a list. `view(2, 3)` and `view((2, 3))` have
-    the same list."""
+    """Return the sizes or dims given to a method such as `view` as a list.
+
+    `view(2, 3)` and `view((2, 3))` both have [2, 3].
+    """
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
 
 
 def _by_axis(index: Any, axes: int) -> list[Any]:
-    """Return the index `x[index]` as a list with one item per axis, from the first axis on. `axes` is the number of
-    axes of x; an ellipsis is expanded to full slices."""
+    """Return the index of `x[index]` as a list of items, one for each indexed axis from the first on.
+
+    `axes` is the number of axes of x. An ellipsis becomes full slices.
+    """
     parts = list(index) if isinstance(index, tuple) else [index]
     place = next((place for place, part in enumerate(parts) if part is Ellipsis), None)
     if place is not None:

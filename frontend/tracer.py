@@ -23,12 +23,11 @@ _QUESTIONS = frozenset({"size", "dim", "numel", "element_size", "is_floating_poi
 
 
 class Tracer(TorchFunctionMode):
-    """Runs `module` on values without data and adds its calls to `program`. `where` names the definition in error
-    messages.
+    """Runs a module once on tensors without data, and adds its calls to a program.
 
-    While the module runs, torch passes the tracer every call of a torch function, a tensor method or an op. If an
-    argument is a traced value or a parameter, the tracer adds the call to the program. It raises ConfigError, with the
-    source line, if programs cannot contain that call. Any other call is not part of the model and runs unchanged.
+    While the module runs, torch passes each call of a torch function, tensor method or op to the tracer. A call with a
+    traced value or a parameter is added to the program, and raises ConfigError if programs cannot contain it. Any other
+    call runs as usual. `where` names the module in errors.
     """
 
     def __init__(self, program: Program, module: nn.Module, where: str) -> None:
@@ -40,14 +39,17 @@ class Tracer(TorchFunctionMode):
         self._runs = False
 
     def add_param(self, parameter: nn.Parameter, name: str, spec: ParamSpec) -> None:
-        """Add a parameter of the module to the program, under the name `name` and with the type and recipe of
-        `spec`."""
+        """Add a parameter of the module to the program.
+
+        `name` is its name in the program. `spec` has its type and recipe (how it is made from checkpoint tensors).
+        """
         self._params[id(parameter)] = self._program.add_param(name, spec)
 
     def run(self, inputs: Mapping[str, TensorType]) -> list[fx.Node]:
-        """Run the module and record its calls. `inputs` has the types of its inputs, by argument name. Return the graph
-        nodes of the tensors that the module returns, in order. Raises ConfigError if it returns anything but
-        tensors."""
+        """Run the module and record its calls. Return the graph nodes of the tensors that it returns, in order.
+
+        `inputs` maps argument names to types. Raises ConfigError if the module returns anything but tensors.
+        """
         given = {name: Value(self._program.add_input(name, one), self) for name, one in inputs.items()}
         self._runs = True
         try:
@@ -66,8 +68,10 @@ class Tracer(TorchFunctionMode):
         return [self._argument(result) for result in results]
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call of `target` to the program. Return its result as a `Value`, or as a tuple of values. Raises
-        ConfigError for a call that a traced program cannot contain."""
+        """Add a call of `target` to the program. Return its result: a `Value`, or a tuple of values.
+
+        Raises ConfigError for a call that programs cannot contain.
+        """
         if not self._runs:
             raise ended_trace(target_name(target))
         if target_name(target) not in self._legal:
@@ -88,8 +92,10 @@ class Tracer(TorchFunctionMode):
         return tuple(Value(build.call(self._program, getitem, (node, i), origin=origin), self) for i in items)
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """Return an error that names the line of the definition that is running. `what` is the problem, and `hint` says
-        what to do."""
+        """Return the error for a problem in the model's code, at the line that is running.
+
+        `what` is the problem, `expected` the right use, and `hint` says what to do.
+        """
         at = find_call_site(self._modules, Tracer.run.__code__).at
         return ConfigError(what, where=self._where + f", {at}" * bool(at), expected=expected, hint=hint)
 
@@ -116,8 +122,10 @@ class Tracer(TorchFunctionMode):
         return isinstance(value, Value) or id(value) in self._params
 
     def _argument(self, value: Any) -> Any:
-        """Convert an argument of a call to its form in the `fx` graph: a node, a constant, or a list of them. Raises
-        ConfigError for any other object."""
+        """Return an argument of a call as it appears in the `fx` graph: a node, a constant, or a list of them.
+
+        Raises ConfigError for any other object.
+        """
         if isinstance(value, Value) and value.recorder is self:
             return value.node
         if isinstance(value, torch.Tensor) and id(value) in self._params:
@@ -135,8 +143,10 @@ class Tracer(TorchFunctionMode):
         )
 
     def _check_slice(self, source: fx.Node, axis: int = 0, *_: Any) -> None:
-        """Raise ConfigError if a slice cuts an axis of symbolic size, such as T, because that size differs from step to
-        step. `source` is the sliced value."""
+        """Raise ConfigError if a slice cuts an axis of symbolic size, such as T. That size differs from step to step.
+
+        `source` is the sliced value.
+        """
         shape = tensor_type(source).shape
         if -len(shape) <= axis < len(shape) and isinstance(shape[axis], str):
             raise self.refusal(
@@ -157,7 +167,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _named(value: Any) -> str:
-    """Describe a Python value for error messages, such as an argument that cannot be traced."""
+    """Return a text that describes a Python value in an error, such as an argument that cannot be traced."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} that is neither computed from inputs nor a parameter of the module"
     return f"{value!r}, a {type(value).__name__}"

@@ -22,8 +22,10 @@ _USUAL = "LlamaForCausalLM"
 
 
 def name_code(config: Mapping[str, Any]) -> str:
-    """Return the names of the Python files in the `auto_map` of a config.json (its custom model code), in one line.
-    Empty if there are none."""
+    """Return the Python files that the `auto_map` of a config.json names, as one line; "" if there are none.
+
+    They hold the checkpoint's own model code.
+    """
     code = config.get("auto_map")
     named = code.values() if isinstance(code, dict) else ()
     modules = {one.rpartition("--")[2].rpartition(".")[0] for one in named if isinstance(one, str)}
@@ -31,8 +33,11 @@ def name_code(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
-    """Raise ConfigError if the architecture in a config.json is not supported. The error names supported architectures
-    that accept the other fields and, if `folder` has weights, exactly these tensors."""
+    """Raise ConfigError if the architecture in a config.json is not supported.
+
+    The error suggests supported architectures for which the config.json is valid. If `folder` has weights, these must
+    fit the architecture too.
+    """
     source = str(Path(folder) / CONFIG)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] in ARCHITECTURES:
@@ -54,8 +59,11 @@ def _tensors(folder: str | Path) -> Mapping[str, TensorInfo]:
 
 
 def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return a hint for the error about an unsupported architecture: the supported ones that fit the config and the
-    `tensors`. Empty if none fits. `source` is the file that messages name."""
+    """Return a hint for the error about an unsupported architecture: which supported ones fit; "" if none does.
+
+    An architecture fits if it accepts the config.json, and if its model needs `tensors` by name and shape. Without
+    tensors, it must have the same `model_type`. `source` names the config.json in errors.
+    """
     model_type = config.get("model_type")
     fits = sorted(_fits(config, source), key=lambda one: (one.family != model_type, one.architecture != _USUAL))
     if not tensors:
@@ -73,15 +81,17 @@ def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorIn
 
 
 def _fits(config: Mapping[str, Any], source: str) -> Iterator[ModelSpec]:
-    """Yield a model spec for each supported architecture that accepts the configuration. `source` is the file that
-    messages name."""
+    """Yield the spec of the model for each supported architecture that accepts the config.json.
+
+    `source` names the config.json in errors.
+    """
     for name in ARCHITECTURES:
         with contextlib.suppress(ConfigError):
             yield read_spec({**config, "architectures": [name]}, source)
 
 
 def _fit(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return whether the checkpoint's tensors have exactly the names and shapes that the definition of `spec` needs."""
+    """Return whether tensors of a checkpoint fit a model: none is missing, extra, or of a wrong shape or dtype."""
     definition = ARCHITECTURES[spec.architecture].definition
     optional = definition.optional_prefix(spec.dims)
     _, entries = build(spec, spec.max_position)

@@ -6,7 +6,10 @@ from ingot.ir.errors import IngotError, InternalError
 
 
 def encode_error(error: IngotError) -> dict[str, str]:
-    """Return a dict of an error's class name and its four texts, which JSON can hold. `decode_error` reads it."""
+    """Return an error as a dict that JSON can hold: its class name, and the texts what, where, expected and hint.
+
+    `decode_error` reads the dict.
+    """
     return {
         "kind": type(error).__name__,
         "what": error.what,
@@ -17,7 +20,7 @@ def encode_error(error: IngotError) -> dict[str, str]:
 
 
 def decode_error(fields: dict[str, Any]) -> IngotError:
-    """Return the error that `encode_error` wrote into the dict `fields`; the caller raises it.
+    """Return the error that `encode_error` stored in the dict `fields`. The error is not raised.
 
     An unknown class becomes an InternalError.
     """

@@ -12,7 +12,7 @@ GONE, THERE, UNKNOWN = 0, 1, 2
 
 
 def reproduce(folder: str | Path) -> int:
-    """Run the reproducer of a fault in `folder`, which `ingot bisect` wrote, and print its result.
+    """Run the reproducer of a fault, a folder that `ingot bisect` wrote, and print its result.
 
     Return an exit code: 1 while the fault is present, 0 when it is gone, and 2 when the run cannot decide.
     """
@@ -29,7 +29,7 @@ def reproduce(folder: str | Path) -> int:
 
 
 def _found(folder: Path) -> tuple[str, bool]:
-    """Run the reproducer in `folder`. Return a text that describes its result, and whether the fault is present."""
+    """Run the reproducer in `folder`. Return a text that describes the result, and True if the fault is present."""
     from ingot.debug.bisect.execution.rerun import rerun
     from ingot.debug.bisect.programs.replay import PASS, replay
 

@@ -19,14 +19,15 @@ from ingot.ir.program import Program, Region
 
 @dataclass(frozen=True)
 class Yes:
-    """A backend's answer to `Backend.claim` that it can compute the nodes.
+    """A backend's answer to `Backend.claim`: it can compute the calls.
 
-    `cost` ranks backends that are not timed; the lowest wins. `layouts` maps parameters of the op to the weight layouts
-    (row-major or column-major) that the backend needs; weights of other parameters may have any layout.
-    `batch_invariant`: the bits of a row do not depend on the other rows of the step. They are also the same in every
-    batch-invariant bucket class (range of step sizes). `timed`: the call alone may be timed against other backends. It
-    is False if the call is compiled together with other calls, or if the backend is only a fallback for calls that no
-    other backend claims.
+    cost             ranks backends that are not timed; the lowest cost wins
+    layouts          the weight layout that the backend needs, by parameter of the op; a weight that is not named may
+                     have any layout
+    batch_invariant  the bits of a row do not depend on the other rows of the step, nor on which batch-invariant bucket
+                     class (range of step sizes) computes it
+    timed            the call may be timed alone, against other backends; False if a compiler joins it with other calls,
+                     or if the backend is only a fallback
     """
 
     cost: float
@@ -35,7 +36,10 @@ class Yes:
     timed: bool = True
 
     def takes(self, layouts: Mapping[str, Layout]) -> bool:
-        """Return whether the backend can use weights that are stored in `layouts`, given by parameter of the op."""
+        """Return whether the backend can read weights in these layouts.
+
+        `layouts` maps a parameter of the op to its weight's layout.
+        """
         return all(layouts.get(name, wanted) is wanted for name, wanted in self.layouts.items())
 
 
@@ -51,9 +55,9 @@ Claim = Yes | No | tuple[Yes, ...]
 
 
 def alternatives(claim: Claim) -> tuple[Yes, ...]:
-    """Return each `Yes` in the answer `claim` of a backend, one per way in which it can compute the nodes.
+    """Return all `Yes` answers in a backend's answer `claim`; empty for a `No`.
 
-    Empty if the answer is `No`.
+    There are several if the backend can compute the calls in several ways, with different weight layouts.
     """
     if isinstance(claim, No):
         return ()
@@ -61,10 +65,12 @@ def alternatives(claim: Claim) -> tuple[Yes, ...]:
 
 
 class Backend(Protocol):
-    """A component that computes calls of ops. Every backend implements `claim`.
+    """A component that computes calls of ops.
 
-    Further abilities are protocols that derive from this one, such as `Compiler`; callers test for them with
-    `isinstance`.
+    Every backend implements `claim`, which says whether it can compute a call.
+
+    Some backends can do more, such as compile. Each such ability is a protocol derived from this one (`Compiler`,
+    `Builder`, …). Callers test for it with `isinstance`.
     """
 
     name: str
@@ -72,24 +78,24 @@ class Backend(Protocol):
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
         """Return whether the backend can compute the calls `nodes` together, in steps of the bucket class `bucket`.
 
-        A bucket class is a range of step sizes. The answer is `Yes` with cost and weight layouts, several `Yes`, or
-        `No` with a reason. Has no side effects.
+        A bucket class is a range of step sizes. The answer is one `Yes`, several, or a `No`. A `Yes` has a cost and
+        weight layouts. A `No` has a reason. The method has no side effects.
         """
         ...
 
 
 @runtime_checkable
 class FunctionBackend(Backend, Protocol):
-    """A backend that computes single calls with functions of a kernel library.
+    """A backend that computes a call with a function of a kernel library.
 
-    The library is the backend's own, or an existing one such as cuBLAS.
+    The library belongs to the backend, or exists already, as cuBLAS does.
     """
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        """Return a function with which the memory planner measures the peak memory of the call `node`.
+        """Return a function that allocates as much memory as the call `node` does, for memory planning.
 
-        The planner calls it with the call's arguments as meta tensors, and counts the bytes that it allocates. It
-        allocates as much as the call does for the data that need the most memory.
+        The memory planner runs it on meta tensors and counts the allocated bytes. If the amount depends on the data,
+        the function allocates the largest amount.
         """
         ...
 
@@ -101,21 +107,21 @@ class Builder(Backend, Protocol):
     def sources(self) -> Sequence[Path]:
         """Return the source files that determine the compiled code.
 
-        Their contents are part of its key in the compile cache.
+        The key of that code in the compile cache depends on the contents of these files.
         """
         ...
 
     def toolchain(self) -> dict[str, str]:
-        """Return the versions of the compilers by name.
+        """Return the compilers' versions, by compiler name.
 
-        They are part of the compiled code's key in the compile cache.
+        The key of the compiled code in the compile cache depends on them.
         """
         ...
 
 
 @runtime_checkable
 class LibraryBuilder(Builder, Protocol):
-    """A backend with a kernel library for ops, which is built once per target and not per program."""
+    """A backend with a library of kernels for ops. The library is built once per target and serves all programs."""
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernel library into `directory`, an empty folder. `key` becomes the id of the executable."""
@@ -126,53 +132,54 @@ class LibraryBuilder(Builder, Protocol):
 class Compiler(Builder, Protocol):
     """A backend that compiles programs to executables.
 
-    `compiles_calls`: it also compiles each single call that it claims, specialized to the types of its arguments.
+    If `compiles_calls` is True, it can also compile a call alone, for the types of its arguments.
     """
 
     compiles_calls: bool
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the program `body` of a region or call into `directory`, an empty folder.
+        """Compile the program `body` into the empty folder `directory`.
 
-        `key` becomes the id of the returned executable.
+        `body` holds a single call, or the calls of a region, which are compiled together. `key` becomes the id of the
+        returned executable.
         """
         ...
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the peak bytes that one call of `executable` allocates, results included.
+        """Return the peak bytes that one run of `executable` allocates, results included.
 
-        `emit` compiled it from `body` into `directory`. `sizes` maps symbols such as "T" to sizes. `threads` is the
-        number of CPU threads that compute the call.
+        `executable` is the result of `emit` for the program `body` and the folder `directory`. `sizes` maps symbols
+        such as "T" to sizes. `threads` is the number of CPU threads of the run.
         """
         ...
 
 
 @runtime_checkable
 class RegionCompiler(Compiler, Protocol):
-    """A backend that compiles regions: connected calls that become one executable."""
+    """A backend that compiles regions. A region is a set of connected calls that are compiled together."""
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        """Divide fusible calls into regions: return the calls and views of each region.
+        """Group the calls `nodes` into regions, which are compiled together. Return the calls and views of each region.
 
-        `nodes` holds the calls. None: make one region of each connected set of calls.
+        All `nodes` are assigned to this backend. None means that each set of connected calls becomes one region.
         """
         ...
 
     def warm_up(self) -> None:
-        """Import the modules that `emit` needs. A new worker process calls this, so that its first `emit` is quick."""
+        """Import the modules that `emit` needs, so that the first `emit` of a new worker process is quick."""
         ...
 
 
 @runtime_checkable
 class Splitter(Backend, Protocol):
-    """A backend that computes some fused ops faster if they are decomposed into the ops that they fuse."""
+    """A backend that computes some fused ops faster as separate simpler ops."""
 
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        """Return whether to decompose the call `node` of a fused op into simpler ops.
+        """Return whether to replace the call `node` of a fused op by calls of simpler ops.
 
-        These can then be compiled together with the calls before and after.
+        A compiler can then compile these together with the calls before and after.
         """
         ...
 
@@ -186,27 +193,28 @@ class Tunable(Compiler, Protocol):
         ...
 
     def with_choices(self, choices: Sequence[Choice]) -> Self:
-        """Return a copy of this backend that uses `choices`: tile sizes, each for one kernel and problem.
+        """Return a copy of this backend with the tile sizes `choices`.
 
-        Raises OptionError for sizes that a kernel does not support.
+        Each choice holds the sizes for one kernel and problem (the shapes and dtypes of a call). Raises OptionError for
+        sizes that a kernel does not support.
         """
         ...
 
     def measures(self, choice: Choice) -> bool:
-        """Return whether `measure` can try other tile sizes for the kernel of `choice`."""
+        """Return whether `measure` has other tile sizes to compare for the kernel of `choice`."""
         ...
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
-        """Return the fastest tile sizes for the kernel and problem of `choice`, found by timing for about `seconds`.
+        """Time a kernel with several tile sizes for about `seconds`, and return the fastest sizes.
 
-        The sizes of `choice` itself are among those timed. Raises BackendError if not even these run on this machine's
-        GPU.
+        `choice` names the kernel and the problem. The sizes of `choice` are timed too. Raises BackendError if the
+        kernel does not even run with these on this GPU.
         """
         ...
 
 
 def call_compilers(backends: Iterable[Backend]) -> list[Compiler]:
-    """Return the backends that can compile a single call, specialized to the types of its arguments."""
+    """Return the backends that can compile a call alone, for the types of its arguments."""
     return [one for one in backends if isinstance(one, Compiler) and one.compiles_calls]
 
 
@@ -226,7 +234,10 @@ def toolchain_of(backend: Backend) -> dict[str, str]:
 
 
 def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return two tuples: the types of a region's inputs and of its outputs, as text like "f32[T, 64]"."""
+    """Return the types of a region's inputs, and the types of its outputs, as text like "f32[T, 64]".
+
+    A region is a set of calls that are compiled together.
+    """
     inputs = tuple(str(value_type) for value_type in region.body.input_types().values())
     outputs = tuple(str(node.meta["type"]) for node in region.body.output_nodes().values())
     return inputs, outputs

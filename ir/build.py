@@ -12,9 +12,9 @@ from ingot.ir.program import Program, RegionCall, target_name
 
 
 def short_name(target: Any) -> str:
-    """Return the prefix for names of nodes that call `target`, such as "linear" for `ingot.linear`.
+    """Return the prefix for the names of nodes that call `target`, such as "linear" for `ingot.linear`.
 
-    fx appends a number to it.
+    fx appends a number to the prefix, as in "linear_3".
     """
     if target is operator.getitem:
         return "item"
@@ -31,10 +31,11 @@ def call(
     *,
     origin: str = "",
 ) -> fx.Node:
-    """Add a call of the op `target` at the graph's insert point, with its type inferred, and return its node.
+    """Add a call of the op `target` to the graph, and return its node.
 
-    On a mesh, the placement is inferred too. `origin` says where the call comes from, as in "layer 3, FILE:LINE".
-    Raises VerifyError if the op does not accept the arguments.
+    The node is added at the graph's insert point, and its type is inferred. On a mesh of devices, its placement is
+    inferred too. `origin` says where the call comes from, as in "layer 3, FILE:LINE". Raises VerifyError if the op does
+    not accept the arguments.
     """
     value_type = infer(target, args, kwargs or {}, program)
     node = program.graph.create_node("call_function", target, tuple(args), dict(kwargs or {}), name=short_name(target))
@@ -47,9 +48,10 @@ def call(
 
 
 def set_placement(node: fx.Node, program: Program) -> None:
-    """Infer how a call's result is placed on the mesh, and set it as `node.meta["placement"]`.
+    """Infer how the result of a call is distributed over the mesh, and store it in `node.meta["placement"]`.
 
-    A replicated result has no placement. Raises VerifyError if the op does not accept the placements of the arguments.
+    The key is absent if every rank has the whole result. Raises VerifyError if the op does not accept how its arguments
+    are distributed.
     """
     node.meta.pop("placement", None)
     if placement := infer_placement(node, program):

@@ -15,10 +15,10 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the lower bound of a call's cost: its flops, and the bytes of memory that it reads and writes.
+    """Return the flops of a call, and the bytes that it must at least read and write.
 
-    `sizes` maps symbols such as "T" to sizes. A view costs nothing. A region has the flops of its calls, and moves only
-    the bytes of its arguments and results.
+    `sizes` maps symbols such as "T" to sizes. A view costs nothing. A region is a set of calls that are compiled
+    together. It costs the flops of these calls, but only the bytes of its arguments and results.
     """
     if node.target is operator.getitem:
         return Cost()

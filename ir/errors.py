@@ -4,8 +4,8 @@
 class IngotError(Exception):
     """Base class of all errors that Ingot raises on purpose.
 
-    `exit_code` is the exit status of a command that ends in this error: 2 if the user's input is at fault, 1 if Ingot
-    is.
+    `exit_code` is the exit status of a command that ends in this error. It is 2 for bad input of the user, and 1 for a
+    fault of Ingot.
     """
 
     exit_code = 2
@@ -35,23 +35,23 @@ class HubError(IngotError):
 
 
 class OptionError(IngotError):
-    """An option of a command, of `compile_model` or of a pass that is unknown or out of range."""
+    """An unknown option, or an option out of range: of a command, of `compile_model`, or of a pass."""
 
 
 class ParseError(IngotError):
-    """Text that is not a program; `where` names the line and column."""
+    """Text that is not a valid program, type or recipe. `where` names the line and column."""
 
 
 class TargetError(IngotError):
-    """A machine that Ingot cannot compile for, or that the artifact was not compiled for."""
+    """A machine that Ingot cannot compile for, or a machine other than the one that an artifact was compiled for."""
 
 
 class ArtifactError(IngotError):
-    """A folder that is not an artifact, or an artifact that is damaged or does not fit its use."""
+    """A folder that is not an artifact, or an artifact that is damaged or cannot be used here."""
 
 
 class MismatchError(ArtifactError):
-    """An artifact whose results differ from those recorded at compile time."""
+    """An artifact with results that differ from the results recorded at compile time."""
 
 
 class UnknownPassError(OptionError):
@@ -95,15 +95,15 @@ class InternalError(IngotError):
 
 
 class VerifyError(InternalError):
-    """A program that breaks a rule of its pipeline stage, or a call that does not fit its op."""
+    """A program that breaks a rule of its pipeline stage, or a call with arguments that its op does not accept."""
 
 
 class PassError(InternalError):
-    """A pass that failed, or found fewer places to rewrite than the model's layers imply."""
+    """A pass that failed, or that rewrote fewer places than the model's layers imply."""
 
 
 class NumericsError(InternalError):
-    """A pass that changed results on sample inputs more than its numerics contract (exact, rounding, lossy) allows."""
+    """A pass that changed results on sample inputs more than it declares (exact, rounding or lossy)."""
 
 
 class BackendError(InternalError):

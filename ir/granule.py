@@ -8,10 +8,10 @@ from ingot.ir.program import Program, named_arguments
 
 
 def granule_of(program: Program) -> int:
-    """Return how many positions see each other under a program's attention masks, such as 32 for blocks of 32.
+    """Return the granule of a program: the number of consecutive positions that all see each other in attention.
 
-    With causal masks this is 1; with several masks it is the least common multiple. The tokens of a sequence in a step
-    must end at a multiple of it, or at the sequence's end.
+    It is 1 for causal masks and 32 for blocks of 32 positions. For several masks it is the least common multiple. A
+    step must process a sequence up to a multiple of it, or up to the sequence's end.
     """
     calls = [(op, node) for node in program.calls() if (op := op_of(node.target)) is not None]
     masks = [named_arguments(node)["mask"] for op, node in calls if "mask" in op.parameters.names]

@@ -25,16 +25,16 @@ _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 
 def meta_tensor(value_type: TensorType) -> torch.Tensor:
-    """Return a meta tensor of this type, from which the shapes of results can be inferred.
+    """Return a meta tensor of this type, for inferring the shapes of results.
 
-    Each symbol in the type's shape, such as "T", becomes a large prime, its value in `STAND_INS`; `type_of` turns it
-    back.
+    Each symbol in the shape, such as "T", becomes a large prime from `STAND_INS`. `type_of` turns the primes back into
+    symbols.
     """
     return sized_meta_tensor(value_type, STAND_INS)
 
 
 def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Return a meta tensor of this type. `sizes` maps the symbols in its shape, such as "T", to sizes."""
+    """Return a meta tensor of this type. `sizes` maps each symbol in the shape, such as "T", to its size."""
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.empty(shape, dtype=value_type.dtype, device="meta")
@@ -42,9 +42,10 @@ def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """Return the type of a tensor. Sizes that are primes of `STAND_INS` become their symbols, such as "T".
+    """Return the type of a tensor. Primes of `STAND_INS` in its shape become symbols such as "T" again.
 
-    Raises VerifyError for a size or stride that is a multiple of such a prime, because a type cannot hold 2 * T.
+    Raises VerifyError if a size or stride is a multiple of such a prime. It would mean a size such as 2 * T, and types
+    cannot express that.
     """
     shape: list[Size] = [_SYMBOLS.get(int(size), int(size)) for size in tensor.shape]
     strides: tuple[int, ...] | None = None
@@ -59,9 +60,9 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:
-    """Return the type of the result of calling `target` with these arguments: nodes of `program`, and constants.
+    """Return the type of the result of calling `target` with these arguments.
 
-    Raises VerifyError if the op rejects the arguments.
+    Arguments are nodes of `program` and constants. Raises VerifyError if the op rejects them.
     """
     if target is operator.getitem:
         return _item_type(args, kwargs)
@@ -86,9 +87,9 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant argument with its Python type, as a part of a cache key.
+    """A constant argument and its Python type, as part of a cache key.
 
-    In Python 1, 1.0 and True are equal, but they are different arguments.
+    The type is there because 1, 1.0 and True are equal in Python, but are different arguments.
     """
 
     kind: type
@@ -96,9 +97,9 @@ class _Constant:
 
 
 def _freeze(value: Any, states: Mapping[str, StateSpec]) -> Any:
-    """Return an argument of a call in hashable form, for a cache key.
+    """Return a call's argument in hashable form, as part of a cache key.
 
-    A node becomes its tensor type, a list a tuple.
+    A node becomes its tensor type. A list becomes a tuple. A constant becomes a `_Constant`.
     """
     if isinstance(value, fx.Node):
         return _tensor_type_of(value, states)
@@ -119,9 +120,9 @@ def _thaw(value: Any) -> Any:
 def _result_types(
     target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[TensorType, ...], bool]:
-    """Return the types of the tensors that a call returns, and whether it returns a tuple.
+    """Return the types of the tensors that a call returns, and whether the call returns a tuple.
 
-    `args` and `kwargs` are in the hashable form of `_freeze`.
+    `args` and `kwargs` hold what `_freeze` returns for each argument.
     """
     result = target(*_thaw(args), **{name: _thaw(value) for name, value in kwargs})
     several = isinstance(result, tuple | list)
@@ -144,9 +145,9 @@ def _nodes(args: Sequence[Any]) -> list[fx.Node]:
 
 
 def _states_written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[StateType, ...]:
-    """Return the types of the new state versions that a call returns after its other results.
+    """Return the types of the states that a call overwrites; empty if it overwrites none.
 
-    They are the types of the states that it takes and overwrites; empty if it overwrites none.
+    The call returns the new versions of these states after its other results.
     """
     op = op_of(target)
     if op is None or not op.states:

@@ -16,9 +16,9 @@ Look = Callable[[fx.Node], Placements]
 
 
 def placement_of(node: fx.Node, program: Program) -> Placements:
-    """Return how a value is placed on the mesh: a `Placement` for each mesh axis on which it is split or a partial sum.
+    """Return how a value is distributed over the mesh: one `Placement` per axis on which it is split or a partial sum.
 
-    Axes on which it is replicated are left out. Empty for a tuple; its items have placements.
+    There is none for an axis on which every rank has the whole value. Empty for a tuple: its items have placements.
     """
     if node.op != "placeholder":
         found: Placements = node.meta.get("placement", ())
@@ -29,11 +29,11 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 
 
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
-    """Apply the placement rule of a call's op on one mesh axis.
+    """Apply an op's placement rule to a call, on one mesh axis.
 
-    Return the placements that the rule needs for the arguments, and those of the results. `look` maps the node of an
-    argument to its placements; by default it reads them from the program. Raises VerifyError if the rule rejects the
-    arguments.
+    The result holds the placements that the rule needs for the arguments, and the placements of the results. `look`
+    returns the placements that an argument's node has now. By default they are read from the program. Raises
+    VerifyError if the rule rejects the arguments.
     """
     look = look or (lambda value: placement_of(value, program))
     op, named = definition_of(node.target), named_arguments(node)
@@ -55,10 +55,10 @@ def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) ->
 
 
 def infer_placement(node: fx.Node, program: Program) -> Placements:
-    """Return how the result of a call is placed on the mesh: a `Placement` for each axis where it is not replicated.
+    """Return how the result of a call is distributed over the mesh, by the placement rule of its op.
 
-    Empty for a tuple; its items have placements. Raises VerifyError if the op does not accept the placements of its
-    arguments.
+    There is one `Placement` per axis on which the result is split or a partial sum. Empty for a tuple: its items have
+    placements. Raises VerifyError if the op does not accept the placements of its arguments.
     """
     if isinstance(node.meta["type"], TupleType):
         _results(node, program, lambda value: placement_of(value, program))
@@ -67,7 +67,7 @@ def infer_placement(node: fx.Node, program: Program) -> Placements:
 
 
 def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Return the placements of each result of a call. `look` maps the node of an argument to its placements."""
+    """Return the placements of each result of a call. `look` returns the placements of an argument's node."""
     if node.target is operator.getitem:
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
@@ -87,9 +87,10 @@ def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, .
 
 
 def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Return the placements of each result of a region call, inferred through the calls of the region's body.
+    """Return how the results of a region's call are distributed over the mesh: the placements of each result.
 
-    A body has no placements of its own; `look` maps the node of an argument to its placements.
+    A region is a set of calls that are compiled together. The placements are inferred call by call, because the nodes
+    inside a region have none. `look` returns the placements of an argument's node.
     """
     assert isinstance(node.target, RegionCall)
     body = program.regions[node.target.name].body
@@ -123,17 +124,19 @@ def spot_text(spot: Spot, axis: str) -> str:
 
 
 def cache_placement(keys: Placements) -> Placements:
-    """Return the placement of a KV cache [pages, parts, page, kv_heads, row] for keys [T, kv_heads, head_dim].
+    """Return how a KV cache is split over the mesh, if its keys have the placements `keys`.
 
-    `keys` is the placement of the keys: a cache is split by heads where its keys are.
+    If the keys [T, kv_heads, head_dim] are split by heads on a mesh axis, the cache [pages, parts, page, kv_heads, row]
+    is split by heads on this axis too.
     """
     return tuple(Placement(place.axis, "shard", 3) for place in keys if place.kind == "shard" and place.dim == 1)
 
 
 def check_param(name: str, program: Program) -> None:
-    """Raise VerifyError if the placement of the param `name` does not fit the mesh, its type or its recipe.
+    """Raise VerifyError if the placement of the param `name` does not fit the mesh, the param's type or its recipe.
 
-    The recipe must end in steps that take a rank's shard for exactly this placement.
+    The recipe makes the param from checkpoint tensors. It must end in one shard step for each axis that splits the
+    param, with equal axis, dim and segments.
     """
     spec = program.params[name]
     recipe = spec.recipe
@@ -167,7 +170,10 @@ def _check_place(place: Placement, value_type: TensorType, program: Program) -> 
 
 
 def check_state(name: str, program: Program) -> None:
-    """Raise VerifyError unless the placement of the state `name` names axes of the mesh and of the state's tensor."""
+    """Raise VerifyError if the placement of the state `name` is invalid.
+
+    It may split the state along axes of its tensor, over axes of the mesh. It must not be a partial sum.
+    """
     spec = program.states[name]
     for place in spec.placement:
         _check_place(place, spec.type, program)

@@ -25,12 +25,13 @@ def interpret(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Run a program and return its outputs by name. `values` holds every input, param and state by name.
+    """Run a program with the reference functions of its ops, and return its outputs by name.
 
-    `exact` computes in float64: floating-point values are widened, and casts between floating-point types stay float64.
-    `rowwise` makes each token's result independent of the others in the step. `watch` is called with the node and the
-    result of each call, for debugging and recording. No argument is modified. Raises VerifyError if a value is missing
-    or does not fit its declared type, and for a program on a mesh.
+    `values` holds all inputs, params and states by name; none is modified. `exact` computes in float64, and then casts
+    between floating-point types do nothing. With `rowwise`, a token's result does not depend on the other tokens in the
+    step. `watch` is called with each node and its result.
+
+    Raises VerifyError if a value is missing or does not fit its declared type. Also raises it for a program on a mesh.
     """
     if program.mesh:
         raise VerifyError(
@@ -48,11 +49,12 @@ def interpret_ranks(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a program on all ranks of its mesh in lock-step, and return each rank's outputs by name, in rank order.
+    """Run a program on all ranks of its mesh, and return the outputs by name, for each rank in order.
 
-    `values` holds each rank's inputs, params and states by name. Every rank computes a call before any rank starts the
-    next, so a collective combines the values of all ranks of its axis. `exact` computes in float64. `rowwise` makes
-    each token's result independent of the others. `watch` is called with each node and result, rank by rank.
+    `values` holds the inputs, params and states of each rank by name. All ranks compute one call before the next call
+    starts, so that collectives see the values of all ranks. `exact` computes in float64. With `rowwise`, a token's
+    result does not depend on the other tokens in the step. `watch` is called with each node and its result, for each
+    rank.
     """
     if len(values) != world_size(program.mesh):
         raise VerifyError(
@@ -79,8 +81,8 @@ def interpret_ranks(
 def _arguments(node: fx.Node, env: Mapping[fx.Node, Any], exact: bool) -> tuple[Any, Any]:
     """Return the positional and keyword arguments of a call, with nodes replaced by their values in `env`.
 
-    `exact` widens params to float64, at each use: all of them at once would take four times the memory of a bfloat16
-    model.
+    With `exact`, floating-point values become float64. They are converted at each use, because all params in float64
+    take four times the memory of a bfloat16 model.
     """
     get = (lambda source: _widened(env[source])) if exact else env.__getitem__
     return fx.node.map_arg(node.args, get), fx.node.map_arg(node.kwargs, get)
@@ -91,9 +93,9 @@ def _widened(value: Any) -> Any:
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
-    """Return the values of one rank by placeholder node, from `values`, which holds them by name.
+    """Return one rank's values by placeholder node. `values` holds them by name.
 
-    Raises VerifyError if one does not fit its declared type.
+    Raises VerifyError if a value is missing or does not fit its declared type.
     """
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, int] = {}
@@ -109,7 +111,7 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
 
 
 def _across(op: Op, program: Program, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Return the results of a collective for every rank. `calls` has the (args, kwargs) of every rank."""
+    """Return the result of a collective for each rank. `calls` holds the (args, kwargs) of each rank."""
     assert op.across is not None
     results: list[Any] = [None] * len(calls)
     for group in groups(program.mesh, calls[0][1]["axis"]):

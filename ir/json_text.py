@@ -9,21 +9,20 @@ MAX_DEPTH = 64
 
 
 def dump_json(value: object) -> str:
-    """Return `value` as JSON in canonical form: sorted keys, indent 1, ASCII, a newline at the end.
+    """Return `value` as JSON text that is the same on every machine.
 
-    Equal values give equal bytes on every machine. Raises ValueError for NaN and infinities, TypeError for values that
-    JSON cannot hold.
+    Keys are sorted, the indent is 1, all characters are ASCII, and a newline ends the text. Raises ValueError for NaN
+    and infinities. Raises TypeError for values that JSON cannot hold.
     """
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def parse_json(data: bytes, *, strict: bool = True) -> object:
-    """Parse a JSON text in UTF-8, which may come from an untrusted file, and return its value.
+    """Parse JSON text in UTF-8 from a file that may be malicious, and return its value.
 
-    `strict` rejects duplicate keys and the words NaN and Infinity. Files written by Python's `json` need
-    `strict=False`: real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
-
-    Raises only ValueError. A caller can put "FILE is not JSON: " before its message.
+    `strict` rejects duplicate keys, NaN and Infinity. Use `strict=False` for a model's config.json, which may contain
+    Infinity (Mamba 2's `time_step_limit`). Raises only ValueError, so that a caller can put "FILE is not JSON: " before
+    the message.
     """
     try:
         text = data.decode("utf-8")

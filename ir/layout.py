@@ -12,7 +12,10 @@ from ingot.ir.program import is_call, named_arguments
 
 
 class Layout(enum.Enum):
-    """The order of a weight matrix [N, K] in memory: row-major, as ops take it, or column-major ([K, N] by rows)."""
+    """The order of a weight matrix [N, K] in memory.
+
+    Row-major is what ops take. Column-major is the transpose [K, N] stored row by row.
+    """
 
     ROW_MAJOR = "row-major"
     COLUMN_MAJOR = "column-major"
@@ -23,7 +26,7 @@ TRANSPOSED = (1, 0)
 
 
 def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
-    """Return the memory layout of each weight that a call reads, by the name of the op's parameter."""
+    """Return the memory layout of each weight that a call reads, by parameter name of the op."""
     op = op_of(node.target)
     if op is None:
         return {}
@@ -32,9 +35,9 @@ def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
 
 
 def layout_of(value: Any) -> Layout | None:
-    """Return the memory layout of an argument of a call that is a weight; None if `value` is no weight.
+    """Return the memory layout of a call's argument if it is a weight, else None.
 
-    A weight that is read through a transpose is column-major, otherwise row-major.
+    A weight is column-major if the call reads it through a transpose, else row-major.
     """
     if not isinstance(value, fx.Node):
         return None

@@ -36,10 +36,10 @@ Positions = TypeVar("Positions", int, "torch.Tensor")
 
 @dataclass(frozen=True)
 class Mask:
-    """An attention mask: it says which positions of its sequence a query sees.
+    """An attention mask: which positions of its sequence a query token sees.
 
-    `kind` is one of `KINDS`, such as "causal" or "window". `size` is the size of the window, chunk or block in
-    positions; 0 for a kind without one.
+    `kind` is one of `KINDS`, such as "causal" or "window". `size` is the number of positions of the window, chunk or
+    block. It is 0 for kinds without one.
     """
 
     kind: str = "causal"
@@ -62,7 +62,10 @@ class Mask:
 
     @property
     def forgets(self) -> bool:
-        """Return whether later queries stop seeing early positions (windows and chunks), so that pages can be freed."""
+        """Return whether later queries stop seeing old positions, as with windows and chunks.
+
+        Pages of such positions can be freed.
+        """
         return self.kind in ("window", "chunked")
 
     @property
@@ -72,16 +75,19 @@ class Mask:
 
     @property
     def granule(self) -> int:
-        """Return how many positions see each other, so that a query sees all or none of them: 1 for a causal mask.
+        """Return the number of consecutive positions that all see each other, such as 32 for blocks of 32.
 
-        For blocks of 32 it is 32. A step's tokens of a sequence must end at a multiple of it, or at the sequence's end.
+        It is 1 for a causal mask. A step must process a sequence up to a multiple of it, or up to the sequence's end.
         """
         if self.kind == "bidirectional":
             return _FAR
         return self.size if self.kind == "block_causal" else 1
 
     def first(self, position: Positions) -> Positions:
-        """Return the first position that a query at `position` sees; negative for a window that starts before 0."""
+        """Return the first position that a query at `position` sees.
+
+        It is negative for a window that starts before 0.
+        """
         if self.kind == "window":
             return position - (self.size - 1)
         if self.kind == "chunked":
@@ -89,7 +95,10 @@ class Mask:
         return position * 0
 
     def end(self, position: Positions) -> Positions:
-        """Return the position after the last one that a query at `position` sees, before clipping to the sequence."""
+        """Return one more than the last position that a query at `position` sees.
+
+        It may exceed the sequence's length.
+        """
         if self.kind == "bidirectional":
             return position * 0 + _FAR
         if self.kind == "block_causal":
@@ -97,9 +106,10 @@ class Mask:
         return position + 1
 
     def seen(self, queries: "torch.Tensor", keys: "torch.Tensor") -> "torch.Tensor":
-        """Return bool[n, m]: whether each query sees each key of the same sequence.
+        """Return bool[n, m]: whether query i sees key j of the same sequence, by the range from `first` to `end`.
 
-        `queries` [n] and `keys` [m] hold positions in the sequence.
+        `queries` [n] and `keys` [m] hold positions in the sequence. For the mask "tree", this includes keys that the
+        query does not see, because they are not its ancestors.
         """
         positions = keys[None, :]
         return (positions >= self.first(queries)[:, None]) & (positions < self.end(queries)[:, None])

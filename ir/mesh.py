@@ -22,16 +22,16 @@ _MAX_RANKS = 1024
 
 @dataclass(frozen=True)
 class Rank:
-    """One device of a mesh. `index` numbers the ranks, with the last axis fastest.
+    """One device of a mesh. `index` is its number, counted with the last axis fastest.
 
-    `axes` holds (name of the axis, this rank's index on it, size of the axis) for each axis of the mesh.
+    `axes` holds a tuple for each axis of the mesh: (axis name, this rank's index on the axis, axis size).
     """
 
     index: int
     axes: tuple[tuple[str, int, int], ...]
 
     def on(self, axis: str) -> tuple[int, int] | None:
-        """Return this rank's index on a mesh axis and the size of the axis; None if the mesh lacks the axis."""
+        """Return (this rank's index, number of ranks) on a mesh axis; None if the mesh has no such axis."""
         return next(((place, size) for name, place, size in self.axes if name == axis), None)
 
 
@@ -46,7 +46,7 @@ def ranks(mesh: Mesh) -> tuple[Rank, ...]:
 
 
 def groups(mesh: Mesh, axis: str) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of rank indices that take part in a collective over the mesh axis `axis`.
+    """Return the groups of ranks that communicate in a collective over the mesh axis `axis`, as rank indices.
 
     The ranks of a group differ only in their index on that axis.
     """
@@ -61,9 +61,9 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def check_mesh(mesh: Mesh) -> dict[str, int]:
-    """Check a mesh that a user passed, such as {"tp": 2}, and return it without axes of size 1.
+    """Check a user's mesh such as {"tp": 2}, and return it without axes of size 1.
 
-    Raises OptionError for an unknown axis or a bad size.
+    Raises OptionError for an unknown axis, a size that is no whole number above 0, or more than 1024 ranks.
     """
     for axis, size in mesh.items():
         if axis not in AXIS_MEANINGS:
@@ -76,10 +76,10 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse a mesh such as "tp=2", and return the sizes by axis.
+    """Parse a mesh such as "tp=2", and return the size of each axis, by axis name.
 
-    Items `AXIS=SIZE` are separated by spaces or commas. The empty text is one device. Raises OptionError for bad text,
-    an unknown axis or a bad size.
+    Spaces or commas separate the axes. An empty text means one device. Axes of size 1 are left out. Raises OptionError
+    for bad text, an unknown axis or a bad size.
     """
     mesh: dict[str, int] = {}
     for part in text.replace(",", " ").split():

@@ -7,10 +7,10 @@ _NARROWED = frozenset({"logits"})
 
 
 def may_stand_for(given: ValueType, declared: ValueType, output: str) -> bool:
-    """Return whether a program may return a value of the type `given` as its output `output` of the type `declared`.
+    """Return whether a program may return a value of type `given` for the output `output` of type `declared`.
 
-    It may if the types are equal. The output "logits" may also have a narrower dtype that the declared one represents
-    exactly.
+    Usually the types must be equal. The output "logits" may also have a narrower dtype, if the declared dtype
+    represents it exactly.
     """
     if output in _NARROWED and isinstance(given, TensorType) and isinstance(declared, TensorType):
         return declared.holds(given)

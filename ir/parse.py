@@ -33,7 +33,10 @@ def parse_type(text: str) -> TensorType:
 
 
 def parse_ending(text: str) -> EndingUse:
-    """Parse the ending of an entry from its text form, such as "sample" or "verify(drafted=3)". Raises ParseError."""
+    """Parse an ending from its text, such as "sample" or "verify(drafted=3)". Raises ParseError.
+
+    An ending is what a program does with the model's outputs.
+    """
     line = _only_line(text)
     result = read_ending(line)
     line.end()
@@ -41,7 +44,10 @@ def parse_ending(text: str) -> EndingUse:
 
 
 def parse_recipe(text: str) -> Recipe:
-    """Parse a weight recipe from its text form, such as `cast(source(name="w"), dtype="f32")`. Raises ParseError."""
+    """Parse a weight's recipe, such as `cast(source(name="w"), dtype="f32")`. Raises ParseError.
+
+    A recipe says how the weight is made from checkpoint tensors.
+    """
     line = _only_line(text)
     result = read_recipe(line)
     line.end()
@@ -134,9 +140,9 @@ class _Lines:
 
 
 def _declare(line: Line, program: Program, values: dict[str, fx.Node], keyword: str) -> None:
-    """Parse the rest of a line that begins with `keyword` ("input", "param" or "state"), and declare it in `program`.
+    """Parse the rest of a line that declares an input, param or state, and add its placeholder to `program`.
 
-    The new placeholder is added to `values`, by its name.
+    `keyword` is the first word of the line: "input", "param" or "state". `values` gets the new placeholder by its name.
     """
     name = line.name()
     if name in values:
@@ -286,9 +292,10 @@ def _program(lines: _Lines) -> Program:
 
 
 def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, Dim]:
-    """Parse the `dim` lines at the cursor, which bound the sizes of symbols, and return the dims by name.
+    """Parse the `dim` lines at the cursor, and return the dims by name. A dim bounds the size of a symbol such as "T".
 
-    `within` holds the dims of the program around a region: a region may declare only these, within their bounds.
+    `within` holds the dims of the program around a region (calls that are compiled together). A region may only narrow
+    their bounds. None outside regions.
     """
     dims: dict[str, Dim] = {}
     while lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "dim":
@@ -309,7 +316,10 @@ def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, D
 
 
 def parse_program(text: str) -> Program:
-    """Parse the text of one program. Raises ParseError. Types are taken as written: call `verify` before use."""
+    """Parse the text of one program. Raises ParseError.
+
+    The types in the text are not checked: call `verify` afterwards.
+    """
     lines = _Lines(text)
     program = _program(lines)
     if lines.place < len(lines.lines):
@@ -319,7 +329,7 @@ def parse_program(text: str) -> Program:
 
 
 def parse_programs(text: str) -> list[Program]:
-    """Parse a text that holds several programs, one after the other. Raises ParseError."""
+    """Parse a text of several programs, one after the other. Raises ParseError."""
     lines = _Lines(text)
     programs = [_program(lines)]
     while lines.place < len(lines.lines):

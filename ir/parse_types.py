@@ -13,7 +13,7 @@ from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateTy
 
 
 def read_type(line: Line) -> ValueType:
-    """Parse a type at the cursor `line`: of a tensor, a state, or a tuple of these. Raises ParseError."""
+    """Parse a type at the cursor `line`: a tensor, a state, or a tuple of them. Raises ParseError."""
     if line.skip("("):
         return TupleType(tuple(line.listed(lambda: read_type(line), ")")))
     name = line.name("a type")
@@ -52,12 +52,15 @@ def _tensor_rest(line: Line, dtype: str) -> TensorType:
 
 
 def read_tensor(line: Line) -> TensorType:
-    """Parse a tensor type at the cursor `line`: dtype, sizes, and strides unless row-major. Raises ParseError."""
+    """Parse a tensor type at the cursor `line`: a dtype, sizes, and strides unless row-major. Raises ParseError."""
     return _tensor_rest(line, line.name("a tensor type"))
 
 
 def read_split(line: Line) -> Split | None:
-    """Parse the split of a param at the cursor `line`, such as `tp=split(0, unit=64)`; None if there is none."""
+    """Parse how a mesh may split a param, such as `tp=split(0, unit=64)`, at the cursor `line`.
+
+    Returns None if the text has no split here.
+    """
     ahead = [token.text for token in line.tokens[line.place + 1 : line.place + 3]]
     if line.kind() != "name" or ahead != ["=", "split"]:
         return None
@@ -85,7 +88,10 @@ def read_split(line: Line) -> Split | None:
 
 
 def read_placements(line: Line) -> tuple[Placement, ...]:
-    """Parse the placements at the cursor `line`, such as `tp=shard(0)`, one per mesh axis; empty if there are none."""
+    """Parse how a value is distributed over mesh axes, such as `tp=shard(0)`, at the cursor `line`.
+
+    Returns one placement per mesh axis in the text; empty if there are none.
+    """
     placements = []
     while line.kind() == "name":
         axis = line.name("a mesh axis")
@@ -124,7 +130,10 @@ def _attr(line: Line) -> Attr:
 
 
 def read_recipe(line: Line) -> Recipe:
-    """Parse a weight recipe at the cursor `line`, with the recipes that are its inputs. Raises ParseError."""
+    """Parse a weight's recipe at the cursor `line`, such as `cast(source(name="w"), dtype="f32")`. Raises ParseError.
+
+    A recipe says how the weight is made from checkpoint tensors.
+    """
     start = line.place
     step, output = line.name("a recipe step"), ""
     if step not in STEPS:
@@ -155,7 +164,8 @@ def read_recipe(line: Line) -> Recipe:
 def read_ending(line: Line) -> EndingUse:
     """Parse an ending at the cursor `line`, such as `sample` or `verify(drafted=3)`. Raises ParseError.
 
-    The form is NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE), in any order. The brackets may be empty or absent.
+    An ending is what a program does with the model's outputs. The brackets hold its options (NAME=NUMBER or NAME=NAME)
+    and names of features, in any order. They may be absent.
     """
     name = line.name("an ending's name")
     attributes: list[tuple[str, Attribute]] = []

@@ -15,11 +15,11 @@ Spot = Placement | None
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, as a placement rule sees it on one mesh axis.
+    """A call of an op, as a placement rule sees it, on one mesh axis.
 
     values  the arguments by parameter name: nodes and constants
-    at      for each argument that is a node, its placement on this axis; None: replicated
-    types   the types of these arguments on one rank; for a state, the type of its tensor
+    at      the placement of each node argument on this axis, by parameter name; None: whole on every rank
+    types   the type of each node argument on one rank, by parameter name; for a state, the type of its tensor
     result  the type of the call's result
     axis    the name of the mesh axis
     parts   the number of ranks on the axis
@@ -52,10 +52,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a placement rule on one mesh axis: how arguments must be placed, and how results are then.
+    """The result of a placement rule on one mesh axis.
 
-    `needs` maps parameters to the placements that the op needs; a parameter that it lacks must be replicated. `result`
-    is the placement of the result, or a tuple with one for each result. None means replicated.
+    `needs` maps a parameter to the placement that its argument must have. Arguments that it lacks must be whole on
+    every rank. `result` is the placement that the result then has, or a tuple of placements for several results. None
+    means whole on every rank.
     """
 
     needs: Mapping[str, Spot] = field(default_factory=dict)
@@ -66,14 +67,14 @@ Rule = Callable[[Call], Fit]
 
 
 def whole(call: Call) -> Fit:
-    """A placement rule: all arguments and results of the call are replicated on the axis."""
+    """A placement rule: every rank of the axis has all arguments and results whole."""
     return Fit()
 
 
 def elementwise(call: Call) -> Fit:
-    """A placement rule for elementwise ops: split all arguments along the same dim, or replicate all.
+    """A placement rule for elementwise ops: all arguments are split along one dim, or every rank has all of them whole.
 
-    Dims are counted from the last, as in broadcasting.
+    Dims are counted from the last one, as in broadcasting.
     """
     ranks = {name: len(value_type.shape) for name, value_type in call.types.items()}
     split = {name: spot for name, spot in call.at.items() if spot is not None and spot.kind == "shard"}
@@ -88,9 +89,10 @@ def elementwise(call: Call) -> Fit:
 
 
 def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...]) -> Fit:
-    """Return the placements of an attention op: split by heads if one argument already is, else all replicated.
+    """A placement rule for attention ops: if one argument is split by heads, all of them must be.
 
-    `dims` maps parameters to their axis of heads. `result` is the placement of the results if they are split.
+    If none is, every rank has all arguments and results whole. `dims` maps each parameter to its dim of heads. `result`
+    is the placement of the results if they are split. It is a tuple for several results.
     """
     given = {name: dim for name, dim in dims.items() if name in call.types}
     if not any(call.is_shard(name, dim) for name, dim in given.items()):
@@ -99,11 +101,11 @@ def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...
 
 
 def viewed_dim(shape: tuple[Size, ...], viewed: tuple[Size, ...], dim: int) -> int | None:
-    """Return the axis along which a view is sharded, if the viewed tensor is sharded along `dim`.
+    """Return the dim along which a view is sharded, if the viewed tensor is sharded along `dim`.
 
-    `shape` is the tensor's shape, `viewed` that of the view. Example: a view of [T, 64] as [T, 8, 8] that is sharded
-    along axis 1 stays sharded along axis 1. None if no axis of the view holds the shard: an axis that is joined with
-    others must be the outermost of them.
+    `shape` is the shape of the tensor, `viewed` the shape of the view. Example: if [T, 64] is sharded along dim 1, its
+    view [T, 8, 8] is sharded along dim 1. Returns None if the view cannot be sharded. A view that merges `dim` with
+    other dims can be sharded only if `dim` is the outermost of them.
     """
     i = j = 0
     while i < len(shape) and j < len(viewed):

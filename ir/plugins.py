@@ -31,9 +31,10 @@ def _load(entry: EntryPoint) -> object:
 
 @lru_cache(maxsize=1)
 def load_user_ops() -> tuple[str, ...]:
-    """Import the ops and formats of other packages: each module with an entry point in the group `ingot.ops`, once.
+    """Import the modules of other packages that define ops or weight formats. Each is imported once.
 
-    Return the names of the entry points. Raises OptionError if a module does not load.
+    A package names them by entry points in the group `ingot.ops`. Return the names of the entry points. Raises
+    OptionError if a module does not load.
     """
     found = sorted(entry_points(group=OPS_GROUP), key=lambda entry: entry.name)
     for entry in found:
@@ -42,15 +43,17 @@ def load_user_ops() -> tuple[str, ...]:
 
 
 def user_pass_names() -> tuple[str, ...]:
-    """Return the names of the passes of other packages: the entry points in the group `ingot.passes`, not imported."""
+    """Return the names of the passes of other packages, without importing them.
+
+    A package names its passes by entry points in the group `ingot.passes`.
+    """
     return tuple(sorted({entry.name for entry in entry_points(group=PASSES_GROUP)}))
 
 
 def load_user_pass(name: str) -> object | None:
-    """Return the pass `name` of another package, by its entry point in the group `ingot.passes`.
+    """Import the pass `name` from another package, by its entry point in the group `ingot.passes`.
 
-    None if no package has it. Imports only that entry point. Raises OptionError if it does not load, or if two packages
-    define the name.
+    None if no package has such a pass. Raises OptionError if it does not load, or if two packages define the name.
     """
     found = {entry.value: entry for entry in entry_points(group=PASSES_GROUP, name=name)}
     if len(found) > 1:

@@ -26,7 +26,7 @@ VIEWS = frozenset({operator.getitem, *(op.overload for op in ATEN.values() if op
 
 
 class Stage(enum.IntEnum):
-    """The stages that a program passes through from tracing to its plan. `ingot.ir.verify` checks their rules."""
+    """The stages of a program in the pipeline, from tracing to its plan. `ingot.ir.verify` has the rules of each."""
 
     TRACED = 0
     NORMAL = 1
@@ -40,10 +40,10 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A weight of a program: its type, and the recipe that makes it from the checkpoint.
+    """A weight of a program: its type, and the recipe that makes it from checkpoint tensors.
 
-    `split` says how a mesh of devices would divide the weight; None: every rank holds all of it. In a program on a
-    mesh, `placement` says how it is divided, and `split` is None.
+    `split` says how a mesh of devices may split the weight. None: every device holds all of it. `placement` says how a
+    mesh does split it. A program on a mesh has only placements, and other programs have only splits.
     """
 
     type: TensorType
@@ -54,10 +54,10 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state of a program: a tensor that stays on the device from step to step, such as a KV cache.
+    """A state of a program: a tensor that stays on the device between steps, such as a KV cache.
 
-    `kind` names the contents ("paged_kv", "row"). States of one `group` use the same page numbers or row numbers.
-    `unit` is "token" for a state that grows with each token, and "sequence" for a state of fixed size per sequence.
+    `kind` names the contents, such as "paged_kv" or "row". States of one `group` share their page or row numbers.
+    `unit` is "token" if the state grows with each token. It is "sequence" if each sequence takes a fixed size.
     """
 
     kind: str
@@ -73,7 +73,10 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class RegionCall:
-    """The call target of an fx node that calls a region (calls that are compiled together). `name` names the region."""
+    """The target of an fx node that calls a region, which is a set of calls compiled together.
+
+    `name` names the region.
+    """
 
     name: str
 
@@ -87,10 +90,10 @@ class RegionCall:
 
 @dataclass
 class Region:
-    """Several calls that a backend compiles together, to one executable.
+    """A set of calls that a backend compiles together to one executable.
 
-    `body` is a program of these calls. In the main program a single node with the target `RegionCall` replaces them.
-    `executable` is the compiled code; None until it exists.
+    `body` is a program of these calls. One node with the target `RegionCall` replaces them in the main program.
+    `executable` is the compiled code; None until it is compiled.
     """
 
     name: str
@@ -103,16 +106,23 @@ class Region:
 class Program:
     """An fx graph of op calls with typed values, at one stage of the pipeline.
 
-    Inputs, params and states are placeholders in the graph, with the names that `params` and `states` have as keys.
-    `outputs` names the results. `dims` maps symbols in shapes, such as "T", to their bounds. `ending` says how the
-    runtime uses the outputs, for example that it samples tokens. `mesh` maps axes of devices to their sizes; empty for
-    one device. On a mesh, types are those of one rank, and every tensor has a placement. `bucket` is the bucket class
-    (range of step sizes) that the program serves; `plan` holds its instructions. Both are None before lowering makes
-    them.
+    Inputs, params and states are placeholders in the graph. These fields exist from the start:
 
-    `libraries` maps a backend's name to its kernel library. `compiled` holds single calls that a backend compiles for
-    their types, keyed by the node's meta "compiled"; calls of equal types share one. `history` holds one record per
-    pass that ran on the program, in order.
+    dims       the bounds of each symbol in shapes, such as "T"
+    ending     what the runtime does with the outputs, such as sampling tokens
+    params     the specs of the weights, by placeholder name
+    states     the specs of tensors that stay on the device between steps, by placeholder name
+    outputs    the names of the results
+    mesh       the size of each mesh axis; empty for one device; on a mesh, all types are those of one rank
+    history    a record of each pass that ran on the program, in order
+
+    Lowering adds these:
+
+    bucket     the bucket class: the range of step sizes that the program serves
+    plan       the instructions that the runtime runs
+    regions    sets of calls that are compiled together, by name
+    libraries  the kernel library of each backend, by backend name
+    compiled   calls that are compiled alone, by the node's meta "compiled"; calls of equal types share an item
     """
 
     name: str
@@ -165,7 +175,7 @@ class Program:
         return node
 
     def set_outputs(self, values: Mapping[str, fx.Node]) -> None:
-        """Make the program return these nodes under these names, in place of its outputs so far."""
+        """Replace the program's outputs. `values` maps the name of each new output to its node."""
         for node in list(self.graph.nodes):
             if node.op == "output":
                 self.graph.erase_node(node)
@@ -201,25 +211,25 @@ class Program:
         return dict(zip(self.outputs, result, strict=True))
 
     def symbols(self) -> frozenset[str]:
-        """Return the symbols, such as "T", that occur in the shapes of values and states."""
+        """Return the symbols in the shapes of values and states, such as "T"."""
         types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
         types += [spec.type for spec in self.states.values()]
         tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
 
     def diff(self, other: "Program") -> "ProgramDiff":
-        """Return the differences between this program and `other` in what they compute, whatever their names and order.
+        """Return what this program and `other` compute differently. Names and order of calls do not count.
 
-        The result is false in a condition if there are no differences: `if not one.diff(other)`.
+        The result is falsy if there are no differences: `if not one.diff(other)`.
         """
         from ingot.ir.diff import diff_programs  # here, because that module imports this one
 
         return diff_programs(self, other)
 
     def copy(self) -> "Program":
-        """Return a copy of the program with a graph of its own and the same node names.
+        """Return a copy of the program with a new graph and equal node names.
 
-        The copy shares the specs of params and states, and the bodies of regions, which are never edited.
+        The copy shares the specs of params and states, and the programs of compiled regions. These are never edited.
         """
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
@@ -249,7 +259,7 @@ class Program:
 
 
 def target_name(target: Any) -> str:
-    """Return the name of a call target in a program's text, such as "ingot.linear" or "region.r3"."""
+    """Return the name that a call target has in a program's text, such as "ingot.linear" or "region.r3"."""
     if target is operator.getitem:
         return "getitem"
     if isinstance(target, RegionCall):
@@ -262,7 +272,7 @@ def target_name(target: Any) -> str:
 
 
 def target_of(name: str) -> Any:
-    """Return the call target for a name in a program's text, such as "ingot.linear"; None if no op has it."""
+    """Return the call target of this name in a program's text, such as "ingot.linear"; None if no op has it."""
     if name == "getitem":
         return operator.getitem
     if name.startswith("region."):
@@ -273,7 +283,10 @@ def target_of(name: str) -> Any:
 
 
 def op_counts(program: Program) -> dict[str, int]:
-    """Return the number of calls of each op, by printed name, most frequent first. "region" counts all region calls."""
+    """Return the number of calls of each op, by op name, most frequent first.
+
+    Calls of regions (sets of calls that are compiled together) count as "region".
+    """
     counts: dict[str, int] = {}
     for node in program.calls():
         name = "region" if isinstance(node.target, RegionCall) else target_name(node.target)
@@ -283,10 +296,10 @@ def op_counts(program: Program) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as its config.json describes it, with the same field names for all architectures; no weights.
+    """A model as its config.json describes it, with equal field names for all architectures.
 
-    `dims` describes the layers, as an object of a frozen class that the architecture defines
-    (`ingot.models.blocks.decoder.DecoderSpec` for a decoder). `config` holds the config.json fields that were read,
+    `dims` describes the layers. Its class belongs to the architecture, such as
+    `ingot.models.blocks.decoder.DecoderSpec` for decoders. `config` holds the config.json fields that were read,
     unchanged.
     """
 
@@ -304,12 +317,12 @@ class ModelSpec:
 
 @dataclass
 class Model:
-    """A traced model: one program per entry (`main`; also verify, draft, encode) over shared params and states.
+    """A traced model: its programs, which share params and states.
 
-    `entries` maps names to programs; their params and states of the same name are the same tensor. `round` lists the
-    entries that run in each step, in order. `expected[entry][pass]` is the number of matches that the pass must find,
-    computed from the model's layers and flags. `respelled` maps names of tensors in the model definition to their names
-    in the checkpoint, if these differ.
+    `entries` holds the programs by name: `main`, and for some models others such as a draft. A param or state name
+    means one tensor in all of them. `round` names the entries that run in each step, in order. `expected[entry][pass]`
+    is the number of matches that a pass must find, counted from the model's layers. `respelled` maps a tensor name of
+    the model definition to the checkpoint's name, where they differ.
     """
 
     spec: ModelSpec
@@ -320,7 +333,7 @@ class Model:
 
     @property
     def params(self) -> dict[str, ParamSpec]:
-        """Return the params of all entries (programs) by name.
+        """Return the params of all entries by name. An entry is one program of the model.
 
         Raises VerifyError if two entries define one name differently.
         """
@@ -342,7 +355,7 @@ def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
 
 
 def tensor_type(node: fx.Node) -> TensorType:
-    """Return the type of a node's value. Raises VerifyError if it is a state or a tuple and not a tensor."""
+    """Return the type of a node's tensor. Raises VerifyError if the node is a state or a tuple."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType):
         raise VerifyError(f"%{node.name} is not a tensor but {value_type}")
@@ -350,7 +363,7 @@ def tensor_type(node: fx.Node) -> TensorType:
 
 
 def held_type(node: fx.Node) -> TensorType:
-    """Return the type of a node's tensor. For a state, that is the type of the tensor that the state holds.
+    """Return the type of a node's tensor. For a state, that is the tensor that the state holds.
 
     Raises VerifyError for a tuple.
     """
@@ -364,10 +377,10 @@ def held_type(node: fx.Node) -> TensorType:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a call by parameter name, in the op's order, with defaults filled in.
+    """Return the arguments of a call by parameter name, in the order of the op's parameters, with defaults filled in.
 
-    Regions and `getitem` have no named parameters: the keys are then "0", "1", and so on. Raises VerifyError if the
-    arguments do not fit the op's signature.
+    Calls of compiled regions and of `getitem` have no parameter names. Their keys are "0", "1", and so on. Raises
+    VerifyError if the arguments do not fit the op's signature.
     """
     op = definition_of(node.target)
     if op is None:
@@ -379,7 +392,7 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def named_values(node: fx.Node) -> dict[str, fx.Node]:
-    """Return the arguments of a call that are nodes and not constants, by parameter name.
+    """Return the arguments of a call that are nodes, by parameter name. Constants are left out.
 
     Raises VerifyError if the arguments do not fit the op's signature.
     """
@@ -387,9 +400,9 @@ def named_values(node: fx.Node) -> dict[str, fx.Node]:
 
 
 def states_written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the arguments of a call that are states it overwrites; empty if it writes none.
+    """Return the arguments of a call that are states and that the call overwrites; empty if there are none.
 
-    Their order is that in which the call returns the new versions.
+    The call returns the new versions in this order.
     """
     op = op_of(node.target)
     if op is None or not op.states:

@@ -27,9 +27,11 @@ Results = torch.Tensor | dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a tensor: the step `step` with attributes `attrs`, applied to the tensors of the recipes `inputs`.
+    """How to make a tensor: a step that is applied to the tensors that other recipes make.
 
-    `output` names one result of a step with several, such as "scales" of quantize; "" for a step with one result.
+    `step` names the step, such as "concat". `inputs` are the recipes of its input tensors. `attrs` are its constants.
+    `output` selects one result of a step that has several, such as "scales" of quantize. It is "" for a step with one
+    result.
     """
 
     step: str
@@ -53,14 +55,17 @@ class Recipe:
         return attrs[name]
 
     def digest(self) -> str:
-        """Return the SHA-256 of the recipe's text, which identifies the tensor that it makes from given sources."""
+        """Return the SHA-256 of the recipe's text.
+
+        Recipes with equal digests make equal tensors from one checkpoint.
+        """
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that checkpoint tensors must have, by name, for the recipe to make a tensor of `shape`.
+        """Return the shapes that checkpoint tensors must have, by name, so that the recipe makes a tensor of `shape`.
 
-        Empty if the shapes do not follow from `shape`, as with a reshape. A slice leaves the size of the sliced axis
-        open; the least possible size is returned. With `every`, the size is exact.
+        Empty if they cannot be derived, as for a reshape. A slice does not determine the length of the sliced axis, so
+        the least possible length is returned. A slice of each run of `every` elements does determine it.
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
@@ -95,18 +100,17 @@ class Recipe:
         return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
 
     def shared_steps(self) -> frozenset["Recipe"]:
-        """Return the steps of the recipe that have several results, such as quantize.
+        """Return the steps of this recipe that have several results, such as quantize.
 
-        Another recipe that uses another result of an equal step can share its computation.
+        If another recipe uses a result of an equal step, the step need not be computed again.
         """
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()
         return own.union(*(recipe.shared_steps() for recipe in self.inputs))
 
     def for_rank(self, rank: Rank) -> "Recipe":
-        """Return the recipe that makes the part of the tensor that `rank` holds.
+        """Return the recipe that makes one rank's part of the tensor.
 
-        It is this recipe with the rank filled in: each shard step gets the rank's index on its mesh axis, and the
-        axis's size.
+        Each shard step gets the rank's index on its mesh axis, and the size of that axis. Other steps stay as they are.
         """
         inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
         if self.step != "shard":
@@ -120,8 +124,8 @@ class Recipe:
     def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
         """Make the tensor and return it. `read` returns a checkpoint tensor by name.
 
-        Recipes that are executed with the same `memo` compute equal steps once. If the recipe has shard steps, call
-        `for_rank` first and execute its result. Raises CheckpointError if a step does not fit the tensors.
+        `memo` holds computed steps. Recipes executed with one `memo` compute equal steps once. If the recipe has shard
+        steps, call `for_rank` first and execute its result. Raises CheckpointError if a step does not fit the tensors.
         """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
@@ -170,10 +174,10 @@ def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
-    """Return the part of a tensor that one rank holds: part `rank` of `world` equal parts along the axis `dim`.
+    """Return one rank's part of a tensor: part `rank` of `world` equal parts along the axis `dim`.
 
-    These three names, and `segments`, are keys of `attrs`. `segments` are the sizes of the parts of a merged tensor,
-    such as q, k and v; each is split by itself.
+    `attrs` holds `rank`, `world`, `dim` and `segments`. `segments` are the sizes of the parts of a merged tensor, such
+    as q, k and v. Each of these parts is split by itself. Empty means one part.
     """
     if "rank" not in attrs:
         raise ValueError("a shard step needs a rank: call for_rank before execute")
@@ -188,9 +192,10 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
-    """Raise ValueError if the shard step `recipe` would cut a tile or a group of scales of a quantized matrix.
+    """Raise ValueError if a shard step would cut through a tile or a scale group of a quantized matrix.
 
-    `part` is the tensor to be sharded: the packed elements, scales or zeros of the matrix.
+    `recipe` is the shard step. `part` is the tensor to be sharded: packed elements, scales or zeros. A scale group is
+    the elements that share one scale.
     """
     quantizing, dim = recipe.inputs[0], _int(recipe.attr("dim"))
     if quantizing.step != "quantize":
@@ -262,9 +267,9 @@ STEPS: dict[str, Step] = {
 
 
 def register_step(name: str, step: Step) -> None:
-    """Register a recipe step: `step` takes the input tensors and the attributes, and returns the result or results.
+    """Register a step that recipes can use. `step` takes the input tensors and the attributes, and returns the result.
 
-    Raises InternalError if the name is taken.
+    A step with several results returns them by name. Raises InternalError if `name` is taken.
     """
     if name in STEPS:
         raise InternalError(f"the recipe step '{name}' is defined twice")
@@ -276,7 +281,7 @@ def _recipe(step: str, *inputs: Recipe, **attrs: Attr) -> Recipe:
 
 
 def source(name: str) -> Recipe:
-    """Return a recipe that reads the checkpoint tensor `name`, as stored."""
+    """Return a recipe that reads the checkpoint tensor `name` unchanged."""
     return _recipe("source", name=name)
 
 
@@ -285,9 +290,10 @@ def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
 
 
 def take_slice(recipe: Recipe, dim: int, begin: int, end: int, every: int | None = None) -> Recipe:
-    """Return a recipe that takes the elements from `begin` to before `end` along the axis `dim`.
+    """Return a recipe that takes elements `begin` to `end` (exclusive) along the axis `dim`.
 
-    With `every`, it divides the axis into runs of `every` elements and takes these elements of each run.
+    With `every`, it takes these elements from each run of `every` elements. Example: begin 0, end 2, every 4 takes
+    elements 0, 1, 4, 5, 8, 9, …
     """
     runs: dict[str, Attr] = {} if every is None else {"every": every}
     return _recipe("slice", recipe, dim=dim, begin=begin, end=end, **runs)
@@ -306,25 +312,28 @@ def permute(recipe: Recipe, dims: tuple[int, ...]) -> Recipe:
 
 
 def pad(recipe: Recipe, dim: int, size: int) -> Recipe:
-    """Return a recipe that appends zeros along the axis `dim`, up to `size` elements."""
+    """Return a recipe that appends zeros along the axis `dim` until it has `size` elements."""
     return _recipe("pad", recipe, dim=dim, size=size)
 
 
 def repeat(recipe: Recipe, dim: int, times: int) -> Recipe:
-    """Return a recipe that repeats each element along the axis `dim`: a, a, b, b for 2 times.
+    """Return a recipe that repeats each element along the axis `dim`: a, b becomes a, a, b, b for `times` 2.
 
-    Used for KV heads if there are more ranks than heads.
+    It copies KV heads if there are more ranks than heads.
     """
     return _recipe("repeat", recipe, dim=dim, times=times)
 
 
 def affine(recipe: Recipe, scale: float, offset: float) -> Recipe:
-    """Return a recipe of `x * scale + offset`, computed in at least float32 (for norm gains stored minus one)."""
+    """Return a recipe that computes `x * scale + offset`, in float32 or wider.
+
+    Example: offset 1 for norm gains that the checkpoint stores minus one.
+    """
     return _recipe("affine", recipe, scale=float(scale), offset=float(offset))
 
 
 def normalize(recipe: Recipe) -> Recipe:
-    """Return a recipe that divides each row by its Euclidean length, in float64."""
+    """Return a recipe that divides each row by its Euclidean length. It computes in float64."""
     return _recipe("normalize", recipe)
 
 
@@ -333,9 +342,9 @@ def matmul(left: Recipe, right: Recipe) -> Recipe:
 
 
 def table(**attrs: Attr) -> Recipe:
-    """Return a recipe that computes a table, such as that of rotary embeddings, from the constants `attrs` alone.
+    """Return a recipe that computes a table from constants alone, such as a rotary table.
 
-    The attribute `kind` selects the function (`ingot.ir.tables`).
+    `attrs` are the constants. The attribute `kind` selects the function in `ingot.ir.tables`.
     """
     return _recipe("table", **attrs)
 
@@ -343,8 +352,8 @@ def table(**attrs: Attr) -> Recipe:
 def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
     """Return a recipe that takes one rank's part of a tensor, split along `dim` over the mesh axis `axis`.
 
-    `Recipe.for_rank` sets the rank. `segments` are the sizes of the parts of a merged tensor, such as q, k and v; each
-    part is split by itself.
+    `Recipe.for_rank` sets the rank later. `segments` are the sizes of the parts of a merged tensor, such as q, k and v.
+    Each of these parts is split by itself.
     """
     return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
@@ -354,22 +363,23 @@ def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:
 
 
 def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
-    """Return one recipe for each of the consecutive parts of a tensor, with `sizes` along the axis `dim`."""
+    """Return a recipe for each part of a tensor that is cut along the axis `dim` into parts of `sizes`."""
     step = _recipe("split", recipe, dim=dim, sizes=sizes)
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
 def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
-    """Return the recipes of a quantized matrix: "weight" and, if the format has them, "scales" and "zeros".
+    """Return recipes that make the stored parts of a quantized matrix, by part name.
 
-    `format` is the format's name, such as "int4_g32". All returned recipes share one quantize step.
+    The parts are "weight", and "scales" and "zeros" if the format has them. `format` is a format's name, such as
+    "int4_g32". If all recipes are executed with one `memo`, the matrix is quantized once.
     """
     step = _recipe("quantize", recipe, format=format)
     return {part: replace(step, output=part) for part in find_format(format).parts}
 
 
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
-    """Return a recipe that dequantizes a matrix to float32, or to its own dtype if the format is lossless.
+    """Return a recipe that dequantizes a matrix to float32. A lossless format keeps the matrix's dtype.
 
     `parts` maps "weight", and "scales" and "zeros" if the format has them, to recipes. `format` is the format's name.
     """

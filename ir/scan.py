@@ -31,9 +31,10 @@ class Token:
 
 
 def scan(text: str) -> list[list[Token]]:
-    """Return the tokens of each line of a program's text. Comments are tokens too, because they hold calls' origins.
+    """Split each line of a program's text into tokens.
 
-    Raises ParseError for an unexpected character.
+    Comments are tokens too, because they say which layer a call comes from. Raises ParseError for an unexpected
+    character.
     """
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -51,14 +52,14 @@ def scan(text: str) -> list[list[Token]]:
 
 
 class Line:
-    """A cursor over the tokens of one line of a program's text. `place` is the index of the token to read next."""
+    """A cursor over the tokens of one line of a program's text. `place` is the index of the next token."""
 
     def __init__(self, tokens: list[Token], number: int) -> None:
         self.comment = tokens.pop().text[1:].strip() if tokens and tokens[-1].kind == "comment" else ""
         self.tokens, self.number, self.place, self.depth = tokens, number, 0, 0
 
     def where(self, at: int | None = None) -> str:
-        """Return "line N, column M" of the token with index `at`, by default the next one."""
+        """Return "line N, column M" for the token with index `at`. By default that is the next token."""
         place = self.place if at is None else at
         if place < len(self.tokens):
             column = self.tokens[place].column
@@ -67,7 +68,10 @@ class Line:
         return f"line {self.number}, column {column}"
 
     def error(self, what: str, expected: str = "", *, at: int | None = None) -> ParseError:
-        """Return, not raise, a ParseError at the token with index `at`, by default the next one."""
+        """Return a ParseError with the position of the token with index `at`. By default that is the next token.
+
+        It is not raised here.
+        """
         return ParseError(what, where=self.where(at), expected=expected)
 
     def peek(self) -> str:
@@ -83,7 +87,7 @@ class Line:
         return self.tokens[self.place - 1].text
 
     def skip(self, text: str) -> bool:
-        """Move past the next token if it is `text`, and return whether it was."""
+        """If the next token is `text`, move past it and return True. Otherwise return False."""
         if self.peek() == text and self.kind() != "string":
             self.place += 1
             return True
@@ -121,7 +125,7 @@ class Line:
             raise self.error(f"bad string {text}", "a JSON string") from None
 
     def listed(self, item: Callable[[], Any], close: str) -> list[Any]:
-        """Parse items separated by commas, up to and including the token `close`; `item` parses one of them."""
+        """Parse items separated by commas, up to and including the token `close`. `item` parses one item."""
         items: list[Any] = []
         if self.skip(close):
             return items
@@ -140,9 +144,11 @@ class Line:
             raise self.error(f"unexpected {self.peek()!r}", "the end of the line")
 
     def guarded(self, make: Callable[[], Any], *, at: int | None = None) -> Any:
-        """Return `make()`, and turn an IngotError in it into a ParseError with a line and column.
+        """Call `make` and return its result.
 
-        The place is that of the token with index `at`, by default the next one.
+        If it raises an IngotError, raise a ParseError with line and column instead.
+
+        These are the line and column of the token with index `at`. By default that is the next token.
         """
         try:
             return make()

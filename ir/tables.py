@@ -16,10 +16,10 @@ Attrs = Mapping[str, Any]
 
 
 def _base_frequencies(attrs: Attrs) -> torch.Tensor:
-    """Return the rotary frequencies f32[d/2], theta^(-2i/d) for i < d/2 (arXiv 2104.09864, section 3.2.2).
+    """Return the rotary frequencies f32[d/2]: theta^(-2i/d) for i < d/2 (arXiv 2104.09864, section 3.2.2).
 
-    Uses float32 and the formula that models are trained with (transformers, modeling_rope_utils.py). Float64 rounds a
-    quarter of the frequencies differently, which is 4e-3 radians at position 100,000.
+    They are computed in float32, as in training (transformers, modeling_rope_utils.py). Float64 would round a quarter
+    of them differently, and shift angles by 4e-3 radians at position 100,000.
     """
     dim = int(attrs["rotary_dim"])
     return 1.0 / (float(attrs["theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
@@ -30,14 +30,14 @@ def _default(attrs: Attrs) -> torch.Tensor:
 
 
 def _linear(attrs: Attrs) -> torch.Tensor:
-    """Return rotary frequencies for position interpolation: each divided by `factor` (arXiv 2306.15595)."""
+    """Return rotary frequencies for position interpolation: all are divided by `factor` (arXiv 2306.15595)."""
     return _base_frequencies(attrs) / float(attrs["factor"])
 
 
 def _llama3(attrs: Attrs) -> torch.Tensor:
     """Return rotary frequencies scaled as in Llama 3.1.
 
-    Those of long wavelengths are divided by `factor`, those of short ones kept, and those between blended linearly.
+    Low frequencies are divided by `factor`. High frequencies are kept. Between them, the two are blended linearly.
     """
     frequencies = _base_frequencies(attrs)
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
@@ -50,7 +50,7 @@ def _llama3(attrs: Attrs) -> torch.Tensor:
 def _dynamic(attrs: Attrs) -> torch.Tensor:
     """Return rotary frequencies by dynamic NTK scaling.
 
-    The base theta grows with the factor by which `positions` exceeds the original context length.
+    Theta grows if `positions` exceeds the original context length.
     """
     dim, positions = int(attrs["rotary_dim"]), int(attrs["positions"])
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
@@ -61,13 +61,13 @@ def _dynamic(attrs: Attrs) -> torch.Tensor:
 def _yarn(attrs: Attrs) -> torch.Tensor:
     """Return rotary frequencies by YaRN (arXiv 2309.00071).
 
-    Frequencies that rotate often within the original context are kept, the others divided by `factor`.
+    High frequencies are kept. Low frequencies are divided by `factor`. Between them, the two are blended linearly.
     """
     dim, theta, factor = int(attrs["rotary_dim"]), float(attrs["theta"]), float(attrs["factor"])
     original = float(attrs["original_max_position"])
 
     def dim_of(rotations: float) -> float:
-        """Return the dimension whose frequency makes this many rotations over the original context."""
+        """Return the index, not rounded, of the frequency with this many rotations over the original context."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dim_of(float(attrs["beta_fast"])), dim_of(float(attrs["beta_slow"]))
@@ -82,9 +82,9 @@ def _yarn(attrs: Attrs) -> torch.Tensor:
 
 
 def _longrope(attrs: Attrs) -> torch.Tensor:
-    """Return rotary frequencies by LongRoPE, each divided by its own factor (arXiv 2402.13753).
+    """Return rotary frequencies by LongRoPE: each is divided by a factor from a list (arXiv 2402.13753).
 
-    The factors are `short_factor` if the model is compiled for at most its original context length, else `long_factor`.
+    The list is `long_factor` if the compiled context is longer than the original one, else `short_factor`.
     """
     long = int(attrs["positions"]) > float(attrs["original_max_position"])
     factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float32)
@@ -102,12 +102,11 @@ ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
 
 
 def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
-    """Return f32[heads], ALiBi slopes: 2 ** (-flattest * i / P) for i = 1 to P, times `factor`.
+    """Return the ALiBi slopes f32[heads]: 2 ** (-flattest * i / P) for i = 1 to P, times `factor`.
 
-    `heads`, `flattest` (the exponent of the flattest slope, 8 in the paper) and `factor` are keys of `attrs`. P is the
-    least power of two >= heads. If P > heads, the slopes of even i come first, then those of odd i, cut to
-    `heads`. The slopes of even i are those of P / 2 heads, so this is the paper's rule for other head counts (arXiv
-    2108.12409, code of its authors; transformers, modeling_bloom.py and modeling_mpt.py).
+    P is the least power of two >= `heads`. `flattest` is the exponent of the flattest slope, 8 in the paper. For
+    `heads` < P, the slopes of even i come first, then those of odd i. The first `heads` of them are returned, as the
+    paper's authors do (arXiv 2108.12409; transformers, modeling_bloom.py and modeling_mpt.py).
     """
     heads = int(attrs["heads"])
     power = 1 << (heads - 1).bit_length()
@@ -119,11 +118,16 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
 
 
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """Return the table of constants that `attrs` describe. Raises ConfigError for an unknown kind.
+    """Return the table of constants that `attrs` describes. Its key `kind` selects the table:
 
-    `kind` selects the table. "rope": cosines and sines by `rope_type`, `positions`, `rotary_dim`, `theta`, …,
-    multiplied by `attention_factor`. "alibi": slopes by `heads`, `flattest` and `factor`. "ones": f32[size], the gains
-    of a norm without weights.
+    "rope": f32[positions, rotary_dim], cosines and then sines, times `attention_factor`. `rope_type` selects the
+    frequencies.
+
+    "alibi": f32[heads], slopes from `heads`, `flattest` and `factor`.
+
+    "ones": f32[size], the gains of a norm without weights.
+
+    Raises ConfigError for an unknown kind.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(int(attrs["size"]))

@@ -20,7 +20,10 @@ def value_name(node: fx.Node) -> str:
 
 
 def print_argument(value: Any) -> str:
-    """Return an argument of a call as text: the name of a node or a constant. Different constants differ in text."""
+    """Return a call's argument as text: the name of a node, or a constant.
+
+    No two different constants have equal text.
+    """
     if isinstance(value, fx.Node):
         return value_name(value)
     if isinstance(value, torch.dtype):
@@ -39,7 +42,10 @@ def _placements(placement: tuple[Placement, ...]) -> str:
 
 
 def print_call(node: fx.Node) -> str:
-    """Return the line of a call in a program's text: `%name = op(arguments) : type`, with backend and origin if set."""
+    """Return the line of a call in a program's text: `%name = op(arguments) : type`.
+
+    The backend and the origin follow if they are set.
+    """
     arguments = [print_argument(value) for value in node.args]
     arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
@@ -52,7 +58,7 @@ def print_call(node: fx.Node) -> str:
 
 
 def print_placeholder(node: fx.Node, program: Program) -> str:
-    """Return the line of a program's text that declares an input, a param or a state."""
+    """Return the line that declares an input, param or state in a program's text."""
     name = str(node.target)
     match node.meta["kind"]:
         case "param":
@@ -88,7 +94,7 @@ def bucket_text(bucket: BucketClass) -> str:
 
 
 def print_program(program: Program) -> str:
-    """Return the program as text, which ends in a newline and can be parsed."""
+    """Return the program as text that `parse_program` can read. It ends in a newline."""
     header = f"program {program.name} stage={program.stage.name}"
     if program.bucket is not None:
         header += f" bucket={bucket_text(program.bucket)}"
@@ -99,9 +105,10 @@ def print_program(program: Program) -> str:
 
 
 def print_region_body(body: Program) -> str:
-    """Return the calls of a region as text in which indices replace names, so that equal text means equal code.
+    """Return the calls of a region as text with numbers in place of names. A region is compiled together.
 
-    Equal regions in two layers have the same text, because they differ only in names and in the layer they come from.
+    Regions with equal text have equal compiled code. This is common, because regions of two layers often differ only in
+    names and origins.
     """
     names: dict[fx.Node, str] = {}
     lines = [f"dim {dim}" for dim in body.dims.values()]

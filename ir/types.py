@@ -80,7 +80,7 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
 class TensorType:
     """The type of a tensor. A size in `shape` is a number or a symbol such as "T".
 
-    `strides` are in elements; None for row-major. No stride depends on a symbol.
+    `strides` are in elements. None means row-major. No stride depends on a symbol.
     """
 
     dtype: torch.dtype
@@ -104,9 +104,10 @@ class TensorType:
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
     def holds(self, other: "TensorType") -> bool:
-        """Return whether every tensor of the type `other` can be converted to this type without a loss.
+        """Return whether this type can hold every tensor of the type `other` without loss.
 
-        The types must have the same shape and strides, and this dtype must represent all numbers of the other exactly.
+        Shape and strides must be equal. The dtypes must be equal or both floating-point. This dtype must represent all
+        values of the other dtype exactly.
         """
         if (self.shape, self.strides) != (other.shape, other.strides):
             return False
@@ -114,10 +115,10 @@ class TensorType:
         return self.dtype == other.dtype or (both_float and torch.promote_types(self.dtype, other.dtype) == self.dtype)
 
     def mismatch(self, tensor: torch.Tensor, sizes: Mapping[str, int] | None = None) -> str | None:
-        """Return how `tensor` differs from this type, as text; None if it fits.
+        """Return as text how `tensor` differs from this type; None if it fits.
 
-        `sizes` maps symbols such as "T" to sizes; a symbol that it lacks fits any size. Strides of axes of size 0 or 1
-        are ignored.
+        `sizes` maps symbols such as "T" to sizes. A symbol that is not in it fits any size. Strides of axes of size 0
+        or 1 are ignored.
         """
         if tensor.dtype != self.dtype:
             return f"dtype {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}, expected {DTYPE_NAMES[self.dtype]}"
@@ -137,9 +138,9 @@ class TensorType:
 
 @dataclass(frozen=True)
 class StateType:
-    """The type of a value that is a state: a tensor, such as a KV cache, that stays on the device between steps.
+    """The type of a state: a tensor, such as a KV cache, that stays on the device between steps.
 
-    `name` is the state's name. A write returns a new version of the state, which has the same type.
+    `name` is the state's name. An op that writes the state returns a new version of it, of equal type.
     """
 
     name: str
@@ -163,11 +164,11 @@ ValueType = TensorType | StateType | TupleType
 
 @dataclass(frozen=True)
 class Placement:
-    """How a value is distributed over the ranks of one axis of the mesh.
+    """How a value is distributed over the ranks of one mesh axis.
 
-    `kind` is "replicated", "shard" (split along `dim`) or "partial" (the value is the sum over the ranks). `segments`
-    are the sizes, over all ranks, of the parts of a merged tensor, such as q, k and v; each part is split by itself.
-    Only a program on a mesh has placements, and its types are those of one rank. Before that, a param has a `Split`.
+    `kind` is "replicated", "shard" (split along `dim`) or "partial" (the sum over the ranks is the value). `segments`
+    are the sizes of the parts of a merged tensor, such as q, k and v, before the split. Each of these parts is split by
+    itself. Only programs on a mesh have placements. Before that, a param has a `Split`.
     """
 
     axis: str
@@ -188,12 +189,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Split:
-    """How a param can be split along `dim` over the ranks of the mesh axis `axis`, decided before a mesh is known.
+    """How a mesh may split a param along `dim`, over the ranks of the mesh axis `axis`.
 
-    Runs of `unit` elements, such as a head, stay on one rank. `segments` are the sizes of the parts of a merged tensor,
-    such as q, k and v; each part is split by itself. If the ranks do not divide the number of units, the shard pass
-    looks at two flags. Without `needed`, every rank keeps the whole param. With `needed` and `repeat`, ranks hold
-    copies of units, which do not change the result. With `needed` alone, the pass refuses the mesh.
+    A unit is a run of `unit` elements that stays on one rank, such as a head. `segments` are the sizes of the parts of
+    a merged tensor, such as q, k and v. Each of these parts is split by itself.
+
+    Two flags matter if the number of units is not a multiple of the number of ranks. Without `needed`, every rank holds
+    the whole param. With `needed` and `repeat`, several ranks hold a copy of one unit. With `needed` alone, the shard
+    pass refuses the mesh.
     """
 
     axis: str
@@ -217,17 +220,17 @@ class Split:
 
     @property
     def turned(self) -> "Split":
-        """Return the same split for the transposed matrix: along the other axis."""
+        """Return the split of the transposed matrix: along the other axis."""
         return replace(self, dim=1 - self.dim)
 
 
 def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split | None:
-    """Return how a mesh splits the concatenation of several tensors along axis 0; None if it splits none of them.
+    """Return how a mesh splits several tensors after they are concatenated along axis 0; None if all stay whole.
 
-    `splits[i]` is the split of tensor i, None if it stays whole, and `sizes[i]` its size along axis 0. The unit of the
-    result (the run of elements that stays on one rank) is the least common multiple of the units. Units may be repeated
-    only if all tensors have the same unit and may repeat it. Raises VerifyError unless all tensors are split along axis
-    0 of one mesh axis, or all are whole.
+    `splits[i]` says how tensor i is split; None: it stays whole. `sizes[i]` is its size along axis 0. The result's unit
+    is the least common multiple of all units. Its units may be repeated only if all tensors allow it and have equal
+    units. Raises VerifyError if only some tensors are split, or if they are not all split along axis 0 of one mesh
+    axis.
     """
     if not any(splits):
         return None

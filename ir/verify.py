@@ -19,16 +19,16 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 @dataclass(frozen=True)
 class StageRules:
-    """The calls and properties that a stage of the pipeline allows or requires in a program.
+    """The rules of a pipeline stage: what it allows or requires in a program.
 
-    mesh      the program may be on a mesh, with a placement for every value
-    open      ops that the pass insert-collectives will replace are legal
-    cached    ops that read and write states are legal, and the ops that they replaced are not
-    fused     ops that can be decomposed into simpler ones are legal
-    pruned    every call must have a use
-    regions   calls of regions are legal
+    mesh      the program may be on a mesh, and then every value has a placement
+    open      ops that the pass insert-collectives replaces are allowed
+    cached    ops that read and write states are allowed, and the ops that they replaced are not
+    fused     ops that can be decomposed into simpler ops are allowed
+    pruned    the result of every call must be used
+    regions   calls of regions (sets of calls that are compiled together) are allowed
     backends  every call must name its backend
-    planned   the program must have a plan
+    planned   the program must have a plan, the instructions for the runtime
     """
 
     mesh: bool = False
@@ -41,7 +41,10 @@ class StageRules:
     planned: bool = False
 
     def ops(self) -> frozenset[str]:
-        """Return the printed names of the ops that the stage allows, including ops of other packages."""
+        """Return the names of the ops that the stage allows, as in a program's text.
+
+        Ops of other packages are included.
+        """
         barred = {"pure" if self.cached else "cached"} | (set() if self.open else {"open"})
         ops = (op for op in OPS.values() if op.legal not in barred)
         legal = {f"ingot.{op.name}" for op in ops if self.fused or not op.decompose}
@@ -61,10 +64,11 @@ RULES: Mapping[Stage, StageRules] = {
 
 
 def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
-    """Raise VerifyError unless the program keeps every rule of its pipeline stage.
+    """Raise VerifyError if the program breaks a rule of its pipeline stage.
 
-    `under` names a later stage whose rules apply instead, for a pass on the way to it; ops that are legal in the
-    program's own stage then stay legal. `after` names the pass that ran last, for the message.
+    `under` names a later stage whose rules are checked instead. A pass uses it while it brings a program to that stage.
+    Ops that are legal in the program's present stage then stay legal. `after` names the last pass, for the error
+    message.
     """
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
@@ -104,13 +108,13 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
 def _at(node: fx.Node, where: str) -> str:
     """Return the location of a node for an error message.
 
-    It is `where`, and the node's line and column if the program was parsed from text.
+    It is `where`, then the node's line and column if the program was parsed from text.
     """
     return f"{where}, {node.meta['place']}" if "place" in node.meta else where
 
 
 def _check_names(program: Program, where: str) -> None:
-    """Check that values have distinct names in the program's text, and that each param and state has a placeholder."""
+    """Check that no two values have one name in the program's text, and that each param and state has a placeholder."""
     names: set[str] = set()
     for node in program.graph.nodes:
         if node.op != "output" and value_name(node) in names:
@@ -177,7 +181,7 @@ def _check_placement(node: fx.Node, program: Program) -> None:
 
 
 def _check_outputs(program: Program, where: str) -> None:
-    """Check that on a mesh every rank returns the same tensors, and that states keep their placement."""
+    """Check that every rank of a mesh returns whole tensors, and that states keep their placement."""
     for name, node in program.output_nodes().items() if program.mesh else ():
         for place in placement_of(node, program):
             if not isinstance(node.meta["type"], StateType):
@@ -189,9 +193,9 @@ def _check_outputs(program: Program, where: str) -> None:
 
 
 def _check_effect(node: fx.Node) -> None:
-    """Check that an op that takes a state is declared to read or write states.
+    """Check that an op that is given a state is declared to read or write states.
 
-    The passes cse (which joins equal calls) and dce (which removes unused ones) rely on this declaration alone.
+    Two passes trust this declaration: cse, which merges equal calls, and dce, which removes unused calls.
     """
     op = op_of(node.target)
     if op is None or op.effect in (Effect.READS_STATE, Effect.WRITES_STATE):
@@ -236,7 +240,7 @@ def _check_placeholder(node: fx.Node, program: Program) -> None:
 
 
 def _check_states(program: Program, where: str) -> None:
-    """Check the versions of each state: each is overwritten at most once and not read afterwards.
+    """Check the versions of each state: no call reads a version after it is overwritten, and no two overwrite it.
 
     The program must return the last version.
     """
@@ -267,7 +271,10 @@ def _check_states(program: Program, where: str) -> None:
 
 
 def _writer(version: fx.Node, where: str) -> fx.Node | None:
-    """Return the call that overwrites a version of a state; None if no call does. Raises VerifyError if two do."""
+    """Return the call that overwrites a version of a state; None if there is none.
+
+    Raises VerifyError if there are two.
+    """
     found = [user for user in version.users if version in states_written(user)]
     if len(found) > 1:
         writers = " and ".join(f"%{node.name}" for node in found)
@@ -276,9 +283,10 @@ def _writer(version: fx.Node, where: str) -> fx.Node | None:
 
 
 def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:
-    """Return the node that is the new version of the state `name`: the call `writer` itself, or an item of its tuple.
+    """Return the node that holds the new version of the state `name`, which the call `writer` writes.
 
-    Raises VerifyError if not exactly one node takes it.
+    It is the call, or a `getitem` node if the call returns a tuple. Raises VerifyError if not exactly one node takes
+    the new version.
     """
     if isinstance(writer.meta["type"], StateType):
         return writer

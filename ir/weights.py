@@ -14,9 +14,9 @@ from ingot.ir.program import named_arguments
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The weight that a matmul reads, in any storage format.
+    """The weight of a matmul, in any storage format.
 
-    `parts` maps "weight", and "scales" and "zeros" if the format has them, to the nodes.
+    `parts` maps "weight" to its node, and "scales" and "zeros" too if the format has them.
     """
 
     format: Format
@@ -25,14 +25,14 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Matmul:
-    """The operands of a matmul `x @ weight.T + bias` with a weight in any storage format; `bias` may be None."""
+    """The operands of a matmul `x @ weight.T + bias`. The weight has any storage format. `bias` may be None."""
 
     x: fx.Node
     weight: StoredWeight
     bias: fx.Node | None
 
     def call(self) -> tuple[Op, list[Any], dict[str, Any]]:
-        """Return the op that computes this matmul, its positional arguments and its attributes.
+        """Return how to call this matmul: the op, its positional arguments and its keyword arguments.
 
         The op is `linear` for a plain weight, else `quant_linear`.
         """

@@ -61,11 +61,12 @@ INPUTS: Mapping[str, TensorType] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One program of a model, such as `main` or a draft: the module to trace, and its inputs and outputs.
+    """One program of a model, such as `main` or the program of a draft model.
 
-    inputs    types of the module's arguments, by name; default: tokens, positions, sequences and rows of logits
-    outputs   names of the module's results, in order; the module returns a tensor or a tuple
-    ending    the last part of the program, which consumes the outputs, such as sampling
+    module    the module that is traced into the program
+    inputs    argument name of the module -> tensor type; default: tokens, positions, token_seqs and logit_rows
+    outputs   names of the module's results, in order. The module returns one tensor or a tuple.
+    ending    what the program does with the outputs at its end, such as sampling a token
     """
 
     module: nn.Module
@@ -75,21 +76,25 @@ class Entry:
 
     @property
     def expected_matches(self) -> dict[str, int]:
-        """Return how many rewrites each pass must apply to the program, by the pass's name. Fewer are an error."""
+        """Return how many rewrites each pass must apply to the program: pass name -> count.
+
+        Compiling fails if a pass applies fewer.
+        """
         return {"insert-ending": 1, **expected_matches(self.module)}
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A model definition: functions of a spec, such as DecoderSpec, that make the model's programs (entries).
+    """How a model is built from its spec, such as a DecoderSpec. A model is one or more programs.
 
-    build             returns the module of the entry `main`, from the spec, the dtype and the longest context
-    ignored           returns regular expressions of tensor names that a checkpoint may contain and nothing reads
-    optional_prefix   returns the prefix that a checkpoint may omit in all tensor names; "" if there is none
-    more_entries      returns the other entries by name, from the spec and the module of `build`; an entry named `main`
-                      replaces that module
-    round             the names of the entries that run in each step, in order
-    checkpoints       aliases of further checkpoints; recipes name their tensors "alias:tensor"
+    build             function: spec, dtype, longest context -> the module of the program `main`
+    ignored           function: spec -> regular expressions of tensor names. A checkpoint may hold these tensors, and
+                      Ingot does not read them.
+    optional_prefix   function: spec -> a prefix of all tensor names, which some checkpoints omit; "": there is none
+    more_entries      function: spec, module of `build` -> further programs by name, such as a draft model. A program
+                      named `main` replaces the one of `build`.
+    round             names of the programs that run in each step, in order
+    checkpoints       names of further checkpoints, such as a draft model's. A recipe calls their tensors "NAME:tensor".
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
@@ -106,14 +111,15 @@ STREAM_DECODER = Definition(build=StreamDecoder, ignored=StreamDecoderSpec.ignor
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table of architectures: how to read the config.json, and how to make the model.
+    """One row of the table of architectures: how to read a config.json and build its model.
 
-    family       the name of the model family
-    read         returns the spec that the fields of a config.json describe
-    definition   makes the model's programs from that spec
-    positions    the config field of the longest context
+    family       name of the model family, such as "llama"
+    read         function that reads the fields of a config.json and returns the model's spec
+    definition   builds the model's programs from the spec
+    positions    the field with the longest context
     default      the longest context if that field is missing
-    part         the config field that holds the fields of the text part, for a model with other parts too
+    part         the field with a nested object for the text model, such as "text_config" in multimodal models; None: no
+                 such object
     """
 
     family: str
@@ -124,9 +130,10 @@ class Architecture:
     part: str | None = None
 
     def fields(self, config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-        """Return the fields of a config.json, merged with those of its text part if they are in a nested object.
+        """Return the text model's fields of a config.json: the nested object `part`, if set, and the top level.
 
-        `source` is the file's name for errors. Raises ConfigError if the nested object is missing.
+        If both set a field, the top level counts. `source` names the file in errors. Raises ConfigError if the nested
+        object is missing.
         """
         if self.part is None:
             return config
@@ -203,9 +210,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Architecture]:
-    """Return the architecture name in a config.json, and its row of the table.
+    """Return the architecture name in a config.json, and its row of the table of architectures.
 
-    `source` is the file's name for errors. Raises ConfigError, with the nearest known name, if there is no such row.
+    `source` names the file in errors. Raises ConfigError for an unknown name, and suggests the nearest known one.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -223,9 +230,10 @@ def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Archit
 
 
 def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSpec:
-    """Return the ModelSpec that the fields of a config.json describe. `source` is the file's name for errors.
+    """Return the description of a model (ModelSpec) from the fields of its config.json.
 
-    Raises ConfigError for an unsupported architecture, an invalid value, or a field whose effect is not supported.
+    `source` names the file in errors. Raises ConfigError for an unsupported architecture, an invalid value, or a field
+    with an unsupported effect.
     """
     name, architecture = architecture_of(config, source)
     config = architecture.fields(config, source)
@@ -249,23 +257,24 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
 
 
 def ignored_fields(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of fields that are set in a config.json and that no model family's reader knows.
+    """Return the names of config.json fields that no model family reads, so that the user can be warned.
 
-    Fields that are known to have no effect are left out.
+    Fields that have no effect are left out, such as fields that are null or false.
     """
     return tuple(one.name for one in _unknown(config, spec) if not one.about)
 
 
 def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:
-    """Return the fields that the family's reader does not know and whose value would enable something."""
+    """Return the config.json fields that the code for the model's family does not read, but that may have an effect."""
     known = known_fields(ARCHITECTURES[spec.architecture].read) | spec.config.keys()
     return tuple(unknown_fields(config, known, _who_reads))
 
 
 def _who_reads(field: str) -> str:
-    """Return a phrase that names up to three families that read a config field; "" if none does.
+    """Return which families read a config field, as in "what definitions of llama, qwen2 read"; "" if none does.
 
-    Also return "" if the name is a field of block specs, which readers contain for another reason.
+    At most three are named. The result is also "" for field names of specs, such as "head_dim". Code that reads configs
+    contains them as keyword arguments, even if it does not read such a config field.
     """
     if field in spec_words():
         return ""
@@ -275,10 +284,10 @@ def _who_reads(field: str) -> str:
 
 
 def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:
-    """Return the longest context in positions, derived as in vLLM (config/model.py).
+    """Return the longest context in tokens, computed as in vLLM (config/model.py).
 
-    For some rope types, the config has the length before scaling, which is multiplied by the factor. Gemma 3 and 3n
-    have the scaled length.
+    For the rope types yarn, linear and dynamic, it is the length before scaling times the factor. Gemma 3 and 3n
+    differ: their config holds the scaled length.
     """
     given = config.integer(architecture.positions, architecture.default)
     if not ropes:

@@ -38,9 +38,12 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """A rotary embedding: its type, such as "yarn", its base `theta`, and the number of rotated elements of a head.
+    """A rotary embedding, as a config.json describes it.
 
-    `constants` are (name, value) pairs that the type needs, such as ("factor", 4.0), sorted by name.
+    rope_type    the type, such as "yarn"; "default" if the embedding is not scaled
+    theta        the base
+    rotary_dim   number of rotated elements of a head, the first ones
+    constants    (name, value) pairs that the type needs, such as ("factor", 4.0), sorted by name
     """
 
     rope_type: str
@@ -49,14 +52,14 @@ class RopeSpec:
     constants: tuple[tuple[str, Attr], ...] = ()
 
     def number(self, name: str) -> float:
-        """Return the constant `name` of the rotary embedding, which must be a number."""
+        """Return the value of the constant `name`, which must exist and be a number."""
         found = dict(self.constants)[name]
         assert isinstance(found, int | float), f"{name} is {found!r}"
         return found
 
 
 class _Watched(dict[str, Any]):
-    """A dict of config fields that adds the names of fields that are read to the set `asked`. Copies do not."""
+    """A dict of config fields that records which fields are read: it adds their names to the set `asked`."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
         super().__init__(fields)
@@ -76,9 +79,10 @@ class _Watched(dict[str, Any]):
 
 
 class ConfigReader:
-    """Typed access to the fields of one config.json. Methods raise ConfigError for an invalid value.
+    """Reads the fields of one config.json and checks their types. Its methods raise ConfigError for invalid values.
 
-    `source` is the file's name for errors. `asked` has the names of the fields read so far.
+    source   name of the file in errors
+    asked    names of the fields that were read so far
     """
 
     def __init__(
@@ -89,14 +93,15 @@ class ConfigReader:
         self.source = source
 
     def within(self, fields: Mapping[str, Any], source: str | None = None) -> "ConfigReader":
-        """Return a reader of other fields of the same file, such as those of a nested object.
+        """Return a reader of other fields, such as those of a nested object.
 
-        It adds the names of fields that it reads to the same set `asked`.
+        It adds the names of fields that it reads to the set `asked` of this reader. `source` names the object in
+        errors; None: the name in this reader.
         """
         return ConfigReader(fields, source or self.source, asked=self.asked)
 
     def error(self, field: str, expected: str) -> ConfigError:
-        """Return the error that `field` is missing or has a wrong value, and that `expected` was expected."""
+        """Return the error for a field that is missing or has a wrong value. `expected` describes a right value."""
         found = self.fields.get(field)
         what = f"field '{field}' is {shown(found)}" if field in self.fields else f"field '{field}' is missing"
         return ConfigError(what, where=self.source, expected=expected)
@@ -104,7 +109,7 @@ class ConfigReader:
     def integer(self, field: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """Return the value of a field that must be a whole number from 1 to `most`.
 
-        `default` replaces a missing value or null; without it, that is an error.
+        `default` replaces a missing or null value. Without a default, such a value raises ConfigError.
         """
         value = self.fields.get(field)
         value = default if value is None else value
@@ -113,7 +118,7 @@ class ConfigReader:
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """Return the value of a field that must be a positive number. `default` replaces a missing value or null."""
+        """Return the value of a field that must be a positive number. `default` replaces a missing or null value."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
@@ -129,7 +134,7 @@ class ConfigReader:
         return None if self.fields.get(field) is None else self.integer(field)
 
     def flag(self, field: str, default: bool) -> bool:
-        """Return the value of a field that must be true or false. `default` replaces a missing value or null."""
+        """Return the value of a field that must be true or false. `default` replaces a missing or null value."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -137,7 +142,7 @@ class ConfigReader:
         return value
 
     def choice(self, field: str, choices: Mapping[str, str], default: str) -> str:
-        """Return `choices[text]`, where `text` is the value of the field, or `default` if it is missing or null."""
+        """Return `choices[text]`, where `text` is the field's value. `default` replaces a missing or null value."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
@@ -145,9 +150,9 @@ class ConfigReader:
         return choices[value]
 
     def require(self, field: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Raise ConfigError if the field's value is not in `allowed`: Ingot does not support its effect.
+        """Raise ConfigError unless the field's value is one of `allowed`, the values that Ingot supports.
 
-        `default` is the value of a missing or null field.
+        `default` replaces a missing or null value.
         """
         value = self.fields.get(field)
         value = default if value is None else value
@@ -157,7 +162,7 @@ class ConfigReader:
     def listed(self, field: str, length: int, allowed: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the value of a field that must be a list of `length` values, each one of `allowed`.
 
-        Return None if the field is null or missing.
+        Return None if the field is missing or null.
         """
         value = self.fields.get(field)
         if value is None:
@@ -176,9 +181,9 @@ class ConfigReader:
         return tuple(ids)
 
     def dtype(self) -> torch.dtype:
-        """Return the dtype in the field `dtype`, or in its old name `torch_dtype`.
+        """Return the dtype in the field `dtype` or, if that is missing, in the older field `torch_dtype`.
 
-        It is float32 if both are missing, as in transformers.
+        If both are missing, it is float32, as in transformers.
         """
         field = "torch_dtype" if self.fields.get("dtype") is None else "dtype"
         name = self.fields.get(field)
@@ -190,8 +195,9 @@ class ConfigReader:
     def sliding_layers(self, layers: int, pattern: int | None, *, first_full: bool = False) -> tuple[bool, ...]:
         """Return for each of `layers` layers whether its attention has a sliding window.
 
-        The field `layer_types` says so. Without it, all layers have one except the last of every `pattern` layers, or
-        the first of these with `first_full`. If `pattern` is None, all have one.
+        The field `layer_types` lists it. Without this field, the last of every `pattern` layers has no window, and all
+        others have one. With `first_full`, it is the first of every `pattern` layers that has none. If `pattern` is
+        None, all layers have one.
         """
         types = self.listed("layer_types", layers, ("sliding_attention", "full_attention"))
         if types is not None:
@@ -200,10 +206,13 @@ class ConfigReader:
         return tuple(pattern is None or (index + offset) % pattern != 0 for index in range(layers))
 
     def rope(self, head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSpec:
-        """Return the rotary embedding that `rope_parameters` describes, or the older `rope_theta` and `rope_scaling`.
+        """Return the rotary embedding from the field `rope_parameters`, or from older fields.
 
-        `head_dim` is the elements of a head. `layer_type`, such as "full_attention", selects the embedding if the
-        config has one for each type of layer. `theta` is the family's default base.
+        The older ones are `rope_theta` and `rope_scaling`.
+
+        head_dim     elements of a head
+        layer_type   type of layer, such as "full_attention", if the config has one rotary embedding for each type
+        theta        the base if the config has none
         """
         new = self.fields.get("rope_parameters")
         field = "rope_scaling" if new is None else "rope_parameters"
@@ -224,7 +233,10 @@ class ConfigReader:
 
 
 def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:
-    """Return the rotary embedding that the object `table` describes. `config` reads its fields and the file's."""
+    """Return the rotary embedding that the object `table` of the config.json describes.
+
+    `config` reads the fields of this object and, where it lacks one, of the file.
+    """
     kind = table.get("rope_type", table.get("type", "default")) or "default"
     kind = _ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
@@ -262,14 +274,17 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
 
 
 def _original(config: ConfigReader) -> float:
-    """Return the context length before rope scaling; `max_position_embeddings` if the field is missing."""
+    """Return the context length before rope scaling.
+
+    It is the field `original_max_position_embeddings`, or `max_position_embeddings` if that is missing.
+    """
     return config.number("original_max_position_embeddings", config.integer("max_position_embeddings", 2048))
 
 
 def _stretch(config: ConfigReader, original: float) -> float:
-    """Return the factor by which rope scaling extends the context, whose length was `original`.
+    """Return the factor by which rope scaling extends the context. `original` is the length before scaling.
 
-    It is the field `factor`, or the ratio of the longest contexts after and before.
+    It is the field `factor`, or `max_position_embeddings` / `original` if that is missing.
     """
     return config.number_or_none("factor") or config.integer("max_position_embeddings", 2048) / original
 

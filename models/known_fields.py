@@ -23,11 +23,10 @@ _ROOM = "ingot.models"
 
 @cache
 def known_fields(read: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of the config.json fields that the function `read` knows: the strings in its code.
+    """Return the config.json fields that the function `read` may read: all strings in its code.
 
-    The code includes, recursively, the functions that it calls: methods of ConfigReader, and functions of its module
-    and of Ingot's definitions. Some strings are not fields, such as names of activations; no config.json has fields of
-    these names.
+    Functions of ingot.models that it calls are searched too. Some strings are not fields, such as names of activations.
+    No config.json has fields with these names.
     """
     found: set[str] = set()
     seen: set[FunctionType] = set()
@@ -44,7 +43,7 @@ def known_fields(read: Callable[..., Any]) -> frozenset[str]:
 def spec_words() -> frozenset[str]:
     """Return the field names of all block specs, such as "head_dim".
 
-    A reader of configs may contain such a name as a keyword for a spec, without reading a config field of this name.
+    Code that reads configs may contain such a name as a keyword argument, not as a config field.
     """
     modules = [
         importlib.import_module(f"{blocks.__name__}.{one.name}") for one in pkgutil.iter_modules(blocks.__path__)
@@ -54,9 +53,9 @@ def spec_words() -> frozenset[str]:
 
 
 def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
-    """Yield the plain function that a call of `value` runs, if there is one.
+    """Yield the plain function that a call of `value` runs. Yield nothing if `value` is no function or method.
 
-    For a `functools.partial`, add the strings in its arguments to `found`.
+    For a `functools.partial`, also add the strings in its arguments to `found`.
     """
     if isinstance(value, partial):
         found.update(_strings([*value.args, *value.keywords.values()]))
@@ -68,7 +67,10 @@ def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
 
 
 def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
-    """Add the strings in a function's code and defaults to `found`. Return the functions that it may call."""
+    """Add the strings in a function's code and argument defaults to `found`.
+
+    Return the functions of ingot.models that it may call.
+    """
     found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
     called: list[FunctionType] = []
     values = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -91,20 +93,18 @@ def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
 
 
 def _loaded(code: CodeType) -> Iterator[object]:
-    """Yield the constants that the code loads, without docstrings and the names of keyword arguments.
-
-    From Python 3.13 on, an instruction loads these names just before a call.
-    """
+    """Yield the constants that compiled code loads, except docstrings and names of keyword arguments."""
     instructions = list(dis.get_instructions(code))
     for place, one in enumerate(instructions):
         if one.opname.startswith(("LOAD_CONST", "RETURN_CONST")):
             follows = instructions[place + 1].opname if place + 1 < len(instructions) else ""
+            # From Python 3.13 on, the names of keyword arguments are loaded just before a call.
             if follows != "CALL_KW":
                 yield one.argval
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Yield the strings in a value, and in the items of mappings and collections, that could be field names."""
+    """Yield the strings in a value that could be field names. Search mappings, lists, tuples and sets recursively."""
     if isinstance(value, str):
         if _NAME.fullmatch(value):
             yield value

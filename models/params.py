@@ -13,9 +13,10 @@ from ingot.ir.types import Split
 
 @dataclass(frozen=True)
 class Declaration:
-    """How a parameter is made: the recipe that makes it from checkpoint tensors, and how a mesh splits it.
+    """How a parameter of a model definition is made.
 
-    If `split` is None, every rank has the whole parameter.
+    recipe   how its value is made from checkpoint tensors
+    split    how a mesh divides it; None: each rank has all of it
     """
 
     recipe: Recipe
@@ -23,10 +24,10 @@ class Declaration:
 
 
 def parameter(shape: tuple[int, ...], recipe: Recipe, dtype: torch.dtype, split: Split | None = None) -> nn.Parameter:
-    """Return a new parameter, which stores its recipe and split as attribute `declaration`.
+    """Return a new parameter without values, with its recipe and split in the attribute `declaration`.
 
-    `recipe` makes it from checkpoint tensors. `split` says how a mesh divides it; None: every rank has all of it. This
-    function makes all parameters of model definitions.
+    `recipe` describes how its value is made from checkpoint tensors. `split` says how a mesh divides it; None: each
+    rank has all of it. Model definitions make all their parameters with this function.
     """
     made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
     made.declaration = Declaration(recipe, split)  # type: ignore[attr-defined]
@@ -39,19 +40,20 @@ def rounded(value: float, dtype: torch.dtype) -> float:
 
 
 def declaration(made: nn.Parameter) -> Declaration | None:
-    """Return the recipe and split of a parameter; None if it was not made by the function `parameter`."""
+    """Return how a parameter is made and split over a mesh; None if it was not made by the function `parameter`."""
     return getattr(made, "declaration", None)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a block's tensors in the checkpoint: the prefix of their names. `dtype` is that of its weights.
+    """A location in the checkpoint: the prefix of the tensor names of a block.
 
-    `place / "mlp"` adds "mlp" to the prefix; `place / ""` is the same place.
+    `place / "mlp"` adds ".mlp" to the prefix. `place / ""` equals `place`.
 
-    rows         (begin, end): use only these rows of the stored tensors; (begin, end, run): use these rows of each run
-                 of `run` rows; None: use all
-    transposed   matrices with this prefix are stored [inputs, outputs]
+    dtype        dtype of the block's weights in the model
+    rows         (begin, end): the location is only these rows of a stored tensor. (begin, end, run): it is these rows
+                 of each run of `run` rows. None: all rows.
+    transposed   whether the checkpoint stores matrices as [inputs, outputs]
     """
 
     prefix: str
@@ -65,10 +67,11 @@ class Place:
         return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype, transposed=self.transposed)
 
     def split(self, *sizes: int, groups: int = 1) -> list["Place"]:
-        """Return the location (Place) of each of several linears that the checkpoint stores here as one tensor.
+        """Return the locations of several linears that the checkpoint stores in this place as one tensor.
 
-        `sizes` are their numbers of rows. The stored rows are in `groups` groups: each group has its part of the first
-        linear, then of the second, and so on. Raises InternalError if a size is no multiple of `groups`.
+        `sizes` are the numbers of rows of the linears. The stored rows are in `groups` equal groups. Each group holds
+        rows of the first linear, then of the second, and so on. Raises InternalError if `groups` does not divide a
+        size.
         """
         if torn := [size for size in sizes if size % groups]:
             raise InternalError(
@@ -80,11 +83,17 @@ class Place:
         return [replace(self, rows=(end - part, end, *runs)) for end, part in zip(ends, parts, strict=True)]
 
     def source(self, tensor: str) -> Recipe:
-        """Return the recipe that reads a checkpoint tensor: source("weight") reads "PREFIX.weight"."""
+        """Return the recipe for a tensor: how to read it from the checkpoint.
+
+        source("weight") reads the tensor "PREFIX.weight".
+        """
         return self._rows(tensor, 0)
 
     def matrix(self, tensor: str) -> Recipe:
-        """Return the recipe that reads a matrix, such as "weight", as [outputs, inputs]."""
+        """Return the recipe for a matrix: how to read it from the checkpoint, as [outputs, inputs].
+
+        matrix("weight") reads the tensor "PREFIX.weight".
+        """
         return recipe.permute(self._rows(tensor, 1), (1, 0)) if self.transposed else self._rows(tensor, 0)
 
     def _rows(self, tensor: str, dim: int) -> Recipe:

@@ -25,9 +25,10 @@ from ingot.models.config_fields import (
 
 @dataclass(frozen=True)
 class Unknown:
-    """A field in a config.json that the reader of the model's family does not know, with its value.
+    """A config.json field that the code for the model's family does not read, and its value.
 
-    `name` is its path, as in "rope_scaling.alpha". `about` says how the field changes the computation; "" if unknown.
+    name    path of the field, such as "rope_scaling.alpha"
+    about   how the field changes the computation; "" if that is not known
     """
 
     name: str
@@ -38,10 +39,11 @@ class Unknown:
 def unknown_fields(
     config: Mapping[str, Any], known: Collection[str], others: Callable[[str], str], inside: str = ""
 ) -> Iterator[Unknown]:
-    """Yield the fields of a config.json that the family's reader does not know and whose value would enable something.
+    """Yield the config.json fields that the code for the model's family does not read, but that may have an effect.
 
-    `known` are the names of the fields that it knows; objects in these are searched too. `others` takes a field's name,
-    and returns a phrase about the other families that read it, or "". `inside` is the path of a searched object.
+    known    names of the fields that the code reads. If a value is an object, its fields are searched too.
+    others   field name -> a phrase about other families that read the field, or ""
+    inside   path prefix of the fields in `config`, such as "rope_scaling."; "" at the top level
     """
     for name, value in config.items():
         if name in known:
@@ -53,9 +55,9 @@ def unknown_fields(
 
 
 def refuse_meaning(unknown: Collection[Unknown], family: str, source: str) -> None:
-    """Raise ConfigError, naming the fields, if unknown fields of a config.json change the computation.
+    """Raise ConfigError if fields that are not read change the computation. The error names them.
 
-    `family` is the model family and `source` the file, for the message.
+    `family` and `source`, the model family and the file, are for the message.
     """
     meant = [one for one in unknown if one.about]
     if not meant:
@@ -81,7 +83,7 @@ def _json_text(value: object) -> str:
 
 
 def _off(name: str, value: object) -> bool:
-    """Return whether this value of a field changes nothing, because it disables something or is a neutral factor."""
+    """Return whether a field with this value has no effect: it disables something, or is a factor such as 1.0."""
     if name in ON_BY_DEFAULT:
         return value is None or value in NEUTRAL[name]
     if value is None or value is False or value in (0, "", [], {}):
@@ -90,7 +92,10 @@ def _off(name: str, value: object) -> bool:
 
 
 def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known: Collection[str]) -> bool:
-    """Return whether a field that the reader does not know has no effect, given the other fields of the config.json."""
+    """Return whether a field that no code reads has no effect, given the other fields of the config.json.
+
+    `known` are the names of the fields that the code for the model's family reads.
+    """
     if _off(name, value):
         return True
     row = next((row for row in SAME if name in row), ())
@@ -113,9 +118,9 @@ def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known:
 
 
 def _another_name(name: str, known: Collection[str]) -> str:
-    """Return a phrase if the field is a synonym of one that the reader knows, else "". Its value differs from that one.
+    """Return "another value than FIELD has" if the code reads a synonym FIELD of this field, else "".
 
-    Context lengths are excluded, because training may use other lengths.
+    Context lengths do not count as synonyms, because configs also store the lengths used in training.
     """
     row = next((row for row in SAME if name in row and row is not POSITIONS), ())
     read = [other for other in row if other in known]
@@ -123,7 +128,7 @@ def _another_name(name: str, known: Collection[str]) -> str:
 
 
 def _without_windows(config: Mapping[str, Any]) -> bool:
-    """Return whether no layer of the model has a sliding window, or windows cover the whole context."""
+    """Return whether sliding windows have no effect: no layer has one, or they are as long as the whole context."""
     if not config.get("use_sliding_window", True):
         return True
     window, most = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -131,8 +136,8 @@ def _without_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _first(config: Mapping[str, Any], row: tuple[str, ...], known: Collection[str]) -> object:
-    """Return the value of the first of several synonymous fields that the reader knows and that is set; else None.
+    """Return the value of the first field of `row` that is in `known` and that the config.json sets, or None.
 
-    `row` are the synonyms.
+    `row` holds synonymous field names. `known` are the names of fields that the code reads.
     """
     return next((config[name] for name in row if name in known and config.get(name) is not None), None)

@@ -31,17 +31,18 @@ Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Contest:
-    """A call that several backends can compute alone, outside a region, so that timing can choose the backend. `body`
-    is a program of only this call. `backends` are the names of these backends, the one with the lowest claimed cost
-    first."""
+    """A call that several backends can compute alone, so that timing can choose the fastest.
+
+    body       a program with only this call
+    backends   names of these backends, the one with the lowest estimated cost first
+    """
 
     body: Program
     backends: tuple[str, ...]
 
     @property
     def call(self) -> tuple[str, ...]:
-        """Return the call with its types as lines of text. Calls that differ only in which weights they read have equal
-        text."""
+        """Return the call and its types as lines of text. Calls that differ only in their weights have equal text."""
         return tuple(print_region_body(self.body).splitlines())
 
     @property
@@ -50,11 +51,11 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """Return the key under which the tuning log stores the times of the backends for this call."""
+        """Return the key of this call in the tuning log, which stores the times of its backends."""
         return call_key(self.call, self.bucket)
 
 
-# Why fusions are left out: by entry and name of the pass, then by the origin of the call at which the pass would begin.
+# (entry, name of the pass) -> source line of a call -> why the pass must not begin a fusion at this call.
 SkippedFusions = Mapping[tuple[str, str], Mapping[str, str]]
 # Takes distinct contests. Returns the times of each, or the reason why its backends are not timed. The function
 # argument returns calls that are compiled in any case; anything that must be built for timing is built along with them.
@@ -63,21 +64,28 @@ TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequen
 
 @dataclass(frozen=True)
 class PassContext:
-    """The facts besides the program that passes may read.
+    """Facts that a pass may read besides the program.
 
-    max_seq_len, max_batch, max_tokens   bounds of a step: tokens per sequence, sequences, tokens
-    backends        the backends that may compute calls, preferred ones first
-    bucket          the bucket class (range of step sizes) being lowered; None before programs are split by class
-    buckets         all bucket classes
-    weight_budget   the limit of resident weights, as a multiple of their size without second copies
-    emit            compiles regions (groups of calls); None compiles nothing
-    emit_library    builds the kernel library of a backend; None builds nothing
-    measure         runs compiled regions and returns their peak memory; if None, it is computed from the references
-    decided         the times of backends from an earlier compile, by the key of the contest (the call to choose for)
-    time_calls      times backends for all other contests; if None, the backend with the lowest cost wins
-    expected        the minimum number of matches of each pass, by the pass's name
-    mesh            the sizes of the mesh axes that have more than one device
-    skipped_fusions   the fusions that passes must not make: with these weights their rounding would break the contract
+    target            the machine to compile for, such as "sm_90"
+    max_seq_len       most tokens of a sequence
+    max_batch         most sequences in a step
+    max_tokens        most tokens in a step
+    backends          the backends that may compute calls, preferred ones first
+    deterministic     True: results of a request must not depend on the other requests of a step
+    bucket            the bucket class (a range of step sizes) that is compiled now; None: the program is still one for
+                      all classes
+    buckets           all bucket classes
+    weight_budget     limit on the bytes of all weights, as a multiple of their bytes without second copies in another
+                      layout
+    emit              function that compiles regions (calls compiled together); None: not available
+    emit_library      function that builds the kernels of a backend; None: not available
+    measure           function that runs compiled regions and returns their peak memory; None: it is estimated with the
+                      reference implementations
+    decided           key of a Contest -> times of its backends from an earlier compile
+    time_calls        function that times the backends of all other Contests; None: the lowest estimated cost wins
+    expected          pass name -> how many rewrites it must apply at least
+    mesh              mesh axis -> number of devices, for axes of several devices
+    skipped_fusions   fusions that passes must not make: with these weights, they would change results too much
     """
 
     target: Target
@@ -99,23 +107,27 @@ class PassContext:
     skipped_fusions: SkippedFusions = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
-        """Return the bucket class that is being lowered, a range of step sizes. Before programs are split by class,
-        return one for all steps. Backends need a class to say whether they can compute a call."""
+        """Return the bucket class (a range of step sizes) that is compiled now, for questions to backends.
+
+        While a program is still one for all classes, it is a class for all steps.
+        """
         features = owed_features(deterministic=self.deterministic)
         return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
 
     def counts(self, claim: Yes) -> bool:
-        """Return whether a backend's claim (its answer that it can compute a call) may be chosen. In deterministic
-        mode, it must be batch-invariant."""
+        """Return whether a backend's claim (its offer to compute a call) may be chosen.
+
+        In deterministic mode, the backend's results must not depend on the other requests of a step.
+        """
         return claim.batch_invariant or not self.deterministic
 
 
 class Pass(ABC):
-    """A rewrite of a program. Subclasses are frozen dataclasses, whose fields are the options that `--passes` can set.
+    """A rewrite of a program. Subclasses are frozen dataclasses, and their fields are options of `--passes`.
 
-    `numerics` declares how results may change: EXACT, ROUNDING or LOSSY. It may be a property if it depends on the
-    options. `joins` is for passes that run only if requested, such as those of other packages. It is the stage of the
-    pipeline phase in which the pass runs last.
+    numerics   how results may change: EXACT, ROUNDING or LOSSY. It may be a property that depends on the options.
+    joins      for passes that run only if the user names them. Such a pass runs last in the phase that leads to this
+               stage.
     """
 
     name: ClassVar[str]
@@ -124,21 +136,27 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        """Rewrite `rewriter.program` in place. Call `rewriter.take` before each rewrite; if it returns False, leave the
-        match unchanged."""
+        """Rewrite `rewriter.program` in place. Call `rewriter.take` before each rewrite.
+
+        If `take` returns False, leave the matched calls unchanged.
+        """
 
     def options(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
     def source_hash(self) -> str:
-        """Return the SHA-256 of the file that defines the pass. It is part of all cache keys of results that the pass
-        affects."""
+        """Return the SHA-256 of the file that defines the pass.
+
+        It is part of the keys of cached results, so that results of changed passes are not used.
+        """
         return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()
 
 
 def check_pass_class(made: object, name: str) -> type[Pass]:
-    """Check that `made`, which another package offers as the pass `name`, is a valid pass class, and return it. Raises
-    OptionError if it is not."""
+    """Return `made` if it is a valid pass class. Another package offers it as the pass `name`.
+
+    Raises OptionError if it is no valid pass class.
+    """
     if not isinstance(made, type) or not issubclass(made, Pass):
         raise _misfit(name, made, "is", "a subclass of ingot.passes.base.Pass")
     if getattr(made, "name", None) != name:

@@ -10,13 +10,15 @@ from ingot.passes.base import Pass
 
 
 def is_ours(one: Pass) -> bool:
-    """Return whether the pass is a part of Ingot, and not of another package."""
+    """Return whether the pass is part of Ingot, not of another package."""
     return type(one).__module__.partition(".")[0] == "ingot"
 
 
 def raised(one: Pass, error: Exception) -> Exception:
-    """Return the exception to raise after the pass's `run` raised `error`. It is `error` itself if that already names
-    its cause; otherwise it is an error that names the pass."""
+    """Return the exception to raise after `run` of the pass raised `error`.
+
+    It is `error` itself if that already names the cause. Otherwise it is an error that names the pass.
+    """
     if isinstance(error, IngotError) and not isinstance(error, InternalError):
         return error  # the pass rejects an option or an input
     if not is_ours(one):
@@ -30,8 +32,10 @@ def raised(one: Pass, error: Exception) -> Exception:
 
 
 def user_pass_error(one: Pass, error: Exception) -> UserPassError:
-    """Return the error to raise after a pass of another package failed with `error`. It names the pass and its module,
-    and says what its author can do."""
+    """Return the error for a pass of another package that failed with `error`.
+
+    It names the pass and its module, and says what the author of the pass can do.
+    """
     owner = f"pass {one.name} of {type(one).__module__}"
     if not isinstance(error, IngotError):
         return UserPassError(
@@ -48,19 +52,20 @@ def user_pass_error(one: Pass, error: Exception) -> UserPassError:
 
 
 def _line(one: Pass, error: Exception) -> str:
-    """Return the innermost line of the error's traceback that is in the pass's own file, as text; "" if there is
-    none."""
+    """Return the line of the pass's own file in which `error` arose, as text; "" if there is none.
+
+    It is the innermost such line of the traceback.
+    """
     file = inspect.getfile(type(one).run)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
 
 
 def input_error(one: Pass, program: Program, under: Stage) -> VerifyError | None:
-    """Check the program that a failed pass received. Return the error in it, so that the pass is not blamed; None if
-    the program was valid.
+    """Return the error in the program that a failed pass received; None if that program was valid.
 
-    `under` is the stage that the pass's pipeline phase leads to. The program must obey the rules of this stage, or
-    those of its own stage if the pass is the first of the phase.
+    If it was not valid, the pass is not to blame. `under` is the stage to which the pass's phase leads. The program
+    must obey the rules of this stage or of its own stage.
     """
     try:
         verify(program, under=under)

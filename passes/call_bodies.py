@@ -11,10 +11,10 @@ from ingot.ir.types import Dim, StateType
 
 
 def call_body(program: Program, node: fx.Node, name: str) -> Program:
-    """Return a program named `name` with only the call `node`. Its inputs are named in0, in1, … and its states state0,
-    …, in the order of the call's arguments.
+    """Return a program named `name` that contains only the call `node`.
 
-    A value that occurs twice among the arguments becomes two inputs, so the code takes a tensor for each.
+    Its inputs are named in0, in1 and so on. Its states, such as KV caches, are named state0, state1 and so on. Both are
+    in the order of the call's arguments. A value that occurs twice among the arguments becomes two inputs.
     """
     body = Program(name, program.stage, {}, bucket=program.bucket)
     counts = {"in": 0, "state": 0}
@@ -45,8 +45,10 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
 
 
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
-    """Return the symbolic dims that `body` uses, by name. Their bounds are those of steps in the program's bucket class
-    (a range of step sizes), and compiled code may rely on them."""
+    """Return the bounds of the symbolic dims that `body` uses, by name.
+
+    They are the bounds of steps in the program's bucket class (a range of step sizes). Compiled code may rely on them.
+    """
     used = body.symbols()
     dims = {name: dim for name, dim in program.dims.items() if name in used}
     if program.bucket is None:

@@ -22,10 +22,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class ChooseBackends(Pass):
-    """Assigns a backend to every call. A backend claims a call by saying what it costs.
+    """Chooses a backend for every call. Each backend says whether it can compute a call, and at which cost.
 
-    If several backends can compute a call alone, outside a region, they are timed and the fastest wins. Without times,
-    the lowest claimed cost wins. In deterministic mode, only batch-invariant claims count.
+    If several backends can compute a call alone, they are timed and the fastest is chosen. Without times, the lowest
+    cost is chosen. In deterministic mode, results of a backend must not depend on the other requests of a step.
     """
 
     name: ClassVar[str] = "choose-backends"
@@ -51,7 +51,10 @@ class ChooseBackends(Pass):
 
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
-    """Return the best usable claim of each backend, by its name. Records the refusals of the others."""
+    """Return for each backend, by name, its cheapest claim (offer to compute the call `node`).
+
+    Record why other backends cannot compute it. Raises PassError if no backend can.
+    """
     claims, reasons = claims_of(node, _outside_regions(rewriter, node, context))
     for reason in reasons:
         rewriter.refuse(node, reason)
@@ -69,8 +72,11 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
 
 
 def _outside_regions(rewriter: Rewriter, node: fx.Node, context: PassContext) -> PassContext:
-    """Return the context for a call's claims: if no region may hold the call, without the backends that compute calls
-    in regions only. Records their refusals."""
+    """Return the context with the backends that may compute a call.
+
+    A call may be excluded from fusion with others. Then backends that compile only regions (calls compiled together)
+    are removed, and their refusals are recorded.
+    """
     skipped = context.skipped_fusions.get((rewriter.program.name, "form-regions"), {})
     reason = skipped.get(str(node.meta.get("origin", "")), "")
     if not reason:
@@ -82,8 +88,11 @@ def _outside_regions(rewriter: Rewriter, node: fx.Node, context: PassContext) ->
 
 
 def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:
-    """Return the claims for a call that may be chosen: for each backend, by its name, its answer with the lowest cost.
-    Also return a reason for each of the other backends."""
+    """Return for each backend, by name, its cheapest claim (offer to compute the call `node`).
+
+    The second result has a reason for each backend without a claim. A claim must fit the layouts of the weights. In
+    deterministic mode, its results must not depend on the other requests of a step.
+    """
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
     reasons: list[str] = []
@@ -118,8 +127,11 @@ def _contests(
     chosen: Mapping[fx.Node, str],
     context: PassContext,
 ) -> dict[fx.Node, Contest]:
-    """Return the calls whose backend timing may choose, because several backends can compute them alone, outside a
-    region. `usable` has the claims for each call by backend, and `chosen` the backend with the lowest cost."""
+    """Return the calls that several backends can compute alone, outside regions, each with its Contest.
+
+    usable   call -> backend name -> the backend's claim (offer to compute the call)
+    chosen   call -> name of the backend with the lowest cost
+    """
     backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
     contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
     inside = _in_regions({chosen[node] for node in contested}, chosen, context)
@@ -131,8 +143,10 @@ def _contests(
 
 
 def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
-    """Return the calls that backends in `names` compute together with other calls, in regions. The time of such a call
-    alone says little. `chosen` has the backend of each call."""
+    """Return the calls that the backends `names` compile together with other calls, in regions.
+
+    Timing such a call alone says little. `chosen` maps each call to its backend.
+    """
     inside: set[fx.Node] = set()
     for backend in context.backends:
         if isinstance(backend, RegionCompiler) and backend.name in names:
@@ -145,8 +159,10 @@ def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: 
 def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
-    """Return the calls that are compiled alone in any case, whichever backends win by timing, each as a region of one
-    call. Equal calls are returned once. They are compiled in parallel with the code that timing needs."""
+    """Return the calls that are compiled alone, whatever timing decides. Each is a region of one call.
+
+    Equal calls become one region. They are compiled in parallel with the code for timing.
+    """
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
@@ -160,9 +176,11 @@ def _compiled_anyway(
 def _decided(
     contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
 ) -> list[BackendTimes | str]:
-    """Return, for each contest (a call that several backends can compute), the times of its backends. If they are not
-    timed, return the reason instead; the lowest cost then wins. `anyway` returns regions to compile in parallel with
-    the timing."""
+    """Return for each Contest (a call with several possible backends) the times of its backends.
+
+    If they are not timed, the item is the reason instead, and the lowest cost wins. `anyway` returns regions to compile
+    in parallel with the timing.
+    """
     found: dict[str, BackendTimes | str] = {}
     undecided: dict[str, Contest] = {}
     for one in contests:

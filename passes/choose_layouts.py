@@ -26,8 +26,12 @@ Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
 
 @dataclass(frozen=True)
 class SecondCopy:
-    """A weight that is in memory in two layouts: the param named `first` is row-major, the param named `second`
-    column-major. `bytes` is the size of one copy."""
+    """A weight that is in memory in two layouts.
+
+    first    name of the row-major param
+    second   name of the column-major param
+    bytes    size of one copy
+    """
 
     first: str
     second: str
@@ -35,8 +39,10 @@ class SecondCopy:
 
 
 def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
-    """Return the weights that are in memory both row-major and column-major. `params` are the params of all bucket
-    classes (ranges of step sizes), by name."""
+    """Return the weights that are in memory both row-major and column-major.
+
+    `params` maps names to the params of all bucket classes (ranges of step sizes).
+    """
     by_rows = {spec.recipe: name for name, spec in params.items()}
     found = [
         SecondCopy(by_rows[spec.recipe.inputs[0]], name, _size(_tensor(spec)))
@@ -48,16 +54,15 @@ def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
 
 @dataclass(frozen=True)
 class ChooseLayouts(Pass):
-    """Chooses between row-major and column-major storage for the weight matrices [N, K] of linears. A weight that any
-    other op reads too, such as a tied embedding, is unchanged.
+    """Chooses row-major or column-major storage for each weight [N, K] of linears.
 
-    The cost of a layout is a sum over all linears that read the weight and all bucket classes (ranges of step sizes).
-    Each adds the lowest cost that a backend claims with that layout. If classes prefer different layouts, a weight may
-    be stored in both. Weights with the largest savings per byte get a second copy first. All weights must stay within
-    `weight_budget` times their size without second copies.
+    Weights that other ops read too, such as a tied embedding, stay as they are. A layout's cost is the sum of the
+    lowest costs of backends, over all linears that read the weight and all bucket classes (ranges of step sizes). If
+    the classes prefer different layouts, a weight may be stored in both. `weight_budget` limits the bytes of all
+    weights. The weights with the largest savings per byte get a second copy first.
 
-    The pass runs for each bucket class, and changes only the program of this class. It always sees the same program and
-    all classes, so that it makes the same choice each time.
+    The pass runs once for each bucket class and changes only the program of that class. It looks at all classes each
+    time, so every run makes the same choice.
     """
 
     name: ClassVar[str] = "choose-layouts"
@@ -83,7 +88,10 @@ def _size(tensor: Tensor) -> int:
 
 
 def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
-    """Return the layout of each weight for each bucket class (a range of step sizes), by the class's name."""
+    """Choose the layout of each weight in each bucket class (a range of step sizes).
+
+    The result maps each weight to a layout per class name.
+    """
     known: dict[object, list[Claim]] = {}
     costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
@@ -100,7 +108,7 @@ def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, La
 
 
 def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
-    """Return the weights that only linears read, each with the calls that read it."""
+    """Return the weights that only linears read, each with these linears."""
     calls: dict[Tensor, list[fx.Node]] = {}
     others: set[Tensor] = set()
     for param in program.placeholders("param"):
@@ -121,8 +129,11 @@ def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[
 
 
 def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
-    """Return what each backend answers for a linear in steps of a bucket class (a range of step sizes): its cost, or
-    why it refuses. `known` caches answers, since layers have calls with equal types."""
+    """Return the claim of each backend for a linear, in steps of one bucket class (a range of step sizes).
+
+    A claim is a cost, or the reason why the backend cannot compute it. `known` caches claims for linears with equal
+    types.
+    """
     given = named_arguments(call).values()
     types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
     key = bucket.name, types, call.meta["type"]
@@ -132,7 +143,10 @@ def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dic
 
 
 def _cost(claims: list[Claim], context: PassContext) -> dict[Layout, float]:
-    """Return the lowest cost that `claims` have for each layout of the weight; infinite if none accepts the layout."""
+    """Return for each layout of the weight the lowest cost among `claims`, the answers of backends about a linear.
+
+    The cost is infinite if no backend accepts the layout.
+    """
     return {layout: min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf) for layout in Layout}
 
 
@@ -149,7 +163,7 @@ def _sum(costs: Iterable[Mapping[Layout, float]]) -> dict[Layout, float]:
 
 
 def _cheapest(cost: Mapping[Layout, float]) -> Layout:
-    """Return the layout with the lowest cost; row-major if both costs are equal."""
+    """Return the layout with the lowest cost. If the costs are equal, it is row-major."""
     return min(Layout, key=lambda layout: cost[layout])
 
 
@@ -158,7 +172,7 @@ def _paid(cost: Costs, layouts: Mapping[str, Layout]) -> float:
 
 
 def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
-    """Replace a row-major param by a new column-major param, and let its readers read a transposed view of that."""
+    """Replace a row-major param by a column-major one. Its readers now read a transposed view of the new param."""
     program = rewriter.program
     name = str(param.target)
     spec = program.params[name]

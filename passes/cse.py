@@ -15,11 +15,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
-    """Replaces equal calls by the first of them, and params with equal specs by one param. Calls with effects on states
-    are only merged if that changes nothing.
+    """Replaces equal calls by the first of them, and params with equal specs by one param.
 
-    Every write to a state makes a new version of it, which is a value of its own. So reads before and after a write
-    have different arguments, and are not equal.
+    Calls that read or write states, such as KV caches, are merged only if that changes nothing. Each write to a state
+    returns a new version. So a read before a write and a read after it have different arguments, and are not equal.
     """
 
     name: ClassVar[str] = "cse"
@@ -38,8 +37,10 @@ class EliminateCommonSubexpressions(Pass):
 
 
 def _key(node: fx.Node, program: Program) -> Hashable:
-    """Return a key of a param or call that is equal for those that can be merged. None for a call that must not be
-    merged."""
+    """Return a key of a param or call. Two with equal keys can be merged.
+
+    The key is None for a call that must not be merged.
+    """
     if node.op == "placeholder":
         spec = program.params[str(node.target)]
         return spec
@@ -49,8 +50,10 @@ def _key(node: fx.Node, program: Program) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Convert an argument to a hashable key. Values that Python treats as equal, such as 1, 1.0 and True, or 0.0 and
-    -0.0, have different keys."""
+    """Return an argument as a hashable key.
+
+    Values that Python treats as equal have different keys: 1, 1.0 and True, or 0.0 and -0.0.
+    """
     if isinstance(value, list | tuple):
         return tuple(_frozen(item) for item in value)
     return type(value), value.hex() if isinstance(value, float) else value

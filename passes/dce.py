@@ -5,10 +5,10 @@ from ingot.passes.effects import effect_of
 
 
 def eliminate_dead_code(program: Program) -> int:
-    """Remove the calls whose results nothing reads, and then the params that nothing reads. Return the number of
-    removed calls.
+    """Remove calls and params that nothing reads. Return the number of removed calls.
 
-    A state write is never removed. If its result is not returned by the program, the verifier reports that as an error.
+    A write to a state, such as a KV cache, is never removed. The verifier reports an error if the program does not
+    return its result.
     """
     removed = 0
     for node in reversed(list(program.graph.nodes)):

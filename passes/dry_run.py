@@ -10,8 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of storage that torch calls inside its `with` block allocate: `live` are allocated now, `peak`
-    is the maximum."""
+    """Counts the bytes of tensors that torch allocates inside its `with` block.
+
+    `live` is the number of bytes that are allocated now, and `peak` the maximum so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,11 +55,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def peak_bytes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the peak bytes that `call` allocates, including its results. It runs on tensors on the meta device, which
-    have no data. Raises what `call` raises, for example if it reads data.
+    """Return the peak bytes that a run of `call` allocates, including its results.
 
-    Allocations through torch's dispatcher are counted exactly. Scratch memory inside a kernel is not counted; where it
-    matters, `call` must allocate a tensor of that size.
+    `call` runs on the meta device, on tensors without data. Scratch memory inside a kernel is not counted, unless
+    `call` allocates a tensor for it. Errors of `call` are raised, for example if it reads data.
     """
     counted = Allocations()
     with torch.no_grad(), torch.device("meta"), counted:

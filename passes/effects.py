@@ -11,8 +11,11 @@ _ORDER = (Effect.PURE, Effect.READS_STATE, Effect.RANDOM, Effect.WRITES_STATE)
 
 
 def effect_of(node: fx.Node, program: Program) -> Effect:
-    """Return what the call `node` does to states: pure, reads state, writes state, or random. A region has the
-    strongest effect of its calls. A getitem node whose value is a state counts as a part of the write."""
+    """Return what the call `node` does to states, such as KV caches: pure, reads state, writes state, or random.
+
+    A region (calls compiled together) has the strongest effect of its calls. A getitem node that takes a state from a
+    result counts as part of the write.
+    """
     value_type = node.meta["type"]
     if any(isinstance(item, StateType) for item in getattr(value_type, "items", (value_type,))):
         return Effect.WRITES_STATE

@@ -15,8 +15,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EmitExecutables(Pass):
-    """Compiles all regions (groups of calls), and all calls whose backend compiles single calls, unless their code
-    exists already. The driver compiles them in parallel."""
+    """Compiles all regions (calls compiled together), and single calls of backends that compile single calls.
+
+    Code that exists already is not compiled again. The driver compiles in parallel.
+    """
 
     name: ClassVar[str] = "emit-executables"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -49,8 +51,10 @@ class EmitExecutables(Pass):
 
 
 def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
-    """Add a region of one call to `program.compiled` for each call whose backend compiles single calls. Equal calls
-    share a region."""
+    """Add a region of one call to `program.compiled` for each call that its backend compiles alone.
+
+    Equal calls share a region, and so their code.
+    """
     program = rewriter.program
     compilers = {backend.name for backend in call_compilers(context.backends)}
     known = {print_region_body(call.body): call.name for call in program.compiled.values()}

@@ -19,11 +19,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class FormRegions(Pass):
-    """Groups connected calls into regions, which one backend compiles as a whole. Only backends that compile regions
-    have them; calls of other backends separate regions.
+    """Groups connected calls into regions. A backend compiles each region as a whole.
 
-    Equal layers have equal regions, which differ only in their arguments and are compiled once. So the number of
-    compiled regions does not grow with the number of layers.
+    Only some backends compile regions, and calls of other backends separate them. Equal layers have equal regions,
+    which are compiled once. So the number of compiled regions does not grow with the number of layers.
     """
 
     name: ClassVar[str] = "form-regions"
@@ -53,9 +52,9 @@ class FormRegions(Pass):
 
 
 def _regions(rewriter: Rewriter, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
-    """Return the calls of each region with its backend, as `cover` of the backend groups them.
+    """Return a pair for each region: the backend that compiles it, and its calls.
 
-    Skipped fusions stay outside regions. Their calls have a backend that computes single calls.
+    A backend may group the calls itself. Calls for which a fusion would change results too much are in no region.
     """
     program = rewriter.program
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
@@ -85,11 +84,10 @@ def _is_member(node: fx.Node, compilers: set[str]) -> bool:
 
 
 def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
-    """Return groups of connected calls of the backends in `compilers`, in program order. Each group can run as one
-    call.
+    """Return groups of connected calls of the backends `compilers`, in program order. Each group can run as one call.
 
-    The level of a call is the number of calls of other backends on the longest path to it. Between two calls of equal
-    level there is no call of another backend, so connected calls of equal level can run as one.
+    The level of a call is the number of calls of other backends on the longest path to it. Between two calls of one
+    level there is no such call. So connected calls of one level form a group.
     """
     levels: dict[fx.Node, int] = {}
     leader: dict[fx.Node, fx.Node] = {}
@@ -119,8 +117,10 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
 
 
 def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
-    """Make the program of a region whose calls are `members`. Return this program, the nodes outside that the region
-    reads, and the nodes of the region that are read outside."""
+    """Return the program of a region with the calls `members`, its inputs and its outputs.
+
+    Inputs are the nodes outside that the region reads. Outputs are the nodes of the region that are read outside.
+    """
     inside = set(members)
     inputs: list[fx.Node] = []
     for node in members:
@@ -157,13 +157,13 @@ def _call_region(
 
 
 def _origin(members: list[fx.Node]) -> str:
-    """Return the source lines in the model definition of a region's first and last call, as one text; "" if unknown."""
+    """Return the source lines of a region's first and last call in the model definition, as text; "" if unknown."""
     origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
     return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
 
 
 def _sort(program: Program) -> None:
-    """Sort a program's calls so that each follows its operands; otherwise they keep their order."""
+    """Sort a program's calls so that each comes after its arguments. Apart from that, the order stays."""
     nodes = [node for node in program.graph.nodes if node.op != "output"]
     place = {node: index for index, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

@@ -66,8 +66,10 @@ class FuseAddRMSNorm(Pass):
 
 
 def _no_sum(norm: fx.Node) -> str | None:
-    """Return why a norm cannot be fused: it does not read a plain sum. None for the norm of attention heads, for which
-    no reason is recorded, since it never reads a sum."""
+    """Return why a norm cannot be fused with an add: it does not read a plain sum.
+
+    Return None for norms of attention heads. They never read a sum, so the reason is not recorded.
+    """
     source = named_arguments(norm)["x"]
     if len(tensor_type(norm).shape) != 2:
         return None

@@ -18,9 +18,11 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
-    """Fuses the cache write of a layer and the attention after it into the op `append_attention`, if that is faster.
-    Which is faster depends on the number of tokens per step. So in each bucket class (a range of step sizes), a backend
-    that compiles single calls must accept the fused op. `force` fuses in any case."""
+    """Fuses a layer's cache write and attention into the op `append_attention`, if a backend has a kernel for it.
+
+    Backends decide it for each bucket class (a range of step sizes), because the gain depends on the tokens per step.
+    The backend must compile single calls. `force` fuses in any case.
+    """
 
     name: ClassVar[str] = "fuse-append-attention"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -48,9 +50,13 @@ class FuseAppendAttention(Pass):
 
 @dataclass(frozen=True)
 class _Found:
-    """A cache write and attention that can be fused. `append` has the arguments of `qk_norm_rope_append` by name.
-    `attention` is the attention call, and `cache` the updated cache that it reads. Fusing removes `cache` and the nodes
-    in `dead`, which are listed users first."""
+    """A cache write and an attention that can be fused.
+
+    append      arguments of the op `qk_norm_rope_append`, by name
+    attention   the attention call
+    cache       the written cache, which the attention reads; removed by the fusion
+    dead        further nodes that the fusion removes. Each node comes before the nodes that it reads.
+    """
 
     append: dict[str, Any]
     attention: fx.Node
@@ -59,16 +65,20 @@ class _Found:
 
 
 def _from_parts(write: fx.Node) -> _Found | str:
-    """Find the attention to fuse with the `kv_append` call `write`, and the rotation of its queries and keys. Return
-    what can be fused, or the reason why nothing can."""
+    """Find the attention, and the rope of q and k, to fuse with the `kv_append` call `write`.
+
+    Return what can be fused, or the reason why nothing can.
+    """
     attentions = attentions_over(write)
     append = rotated_append(write, attentions)
     return append if isinstance(append, str) else _Found(append, attentions[0], write)
 
 
 def _from_fused(write: fx.Node) -> _Found | str:
-    """Find the attention to fuse with the `qk_norm_rope_append` call `write`. Return what can be fused, or the reason
-    why nothing can."""
+    """Find the attention to fuse with the `qk_norm_rope_append` call `write`.
+
+    Return what can be fused, or the reason why nothing can.
+    """
     results = {user.args[1]: user for user in write.users if user.target is operator.getitem}
     q, cache = results.get(0), results.get(1)
     if q is None or cache is None or len(results) < len(write.users):

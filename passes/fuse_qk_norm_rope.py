@@ -18,9 +18,11 @@ from ingot.passes.rewrite import Rewriter, described
 
 @dataclass(frozen=True)
 class FuseQKNormRope(Pass):
-    """Fuses q/k norm, rope and cache write into the op `qk_norm_rope_append`, which is faster only with a special
-    kernel. Without one, these calls are better compiled together with their neighbours in a region. So a backend other
-    than the references must accept the fused op. `force` fuses in any case."""
+    """Fuses q/k norm, rope and cache write into the op `qk_norm_rope_append`, if a backend has a kernel for it.
+
+    Without such a kernel, these calls are faster in a region, compiled with the calls around them. `force` fuses in any
+    case.
+    """
 
     name: ClassVar[str] = "fuse-qk-norm-rope"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -47,16 +49,18 @@ class FuseQKNormRope(Pass):
 
 
 def attentions_over(cache: fx.Node) -> list[fx.Node]:
-    """Return the attention calls that read the KV cache in its version `cache`, in program order. If layers share the
-    cache, the attention of the layer that writes it comes first."""
+    """Return the attention calls that read `cache`, one version of a KV cache, in program order.
+
+    If several layers share the cache, the attention of the layer that writes it comes first.
+    """
     return sorted(user for user in cache.users if is_call(user, ops.paged_attention.overload))
 
 
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Find the rope and norm calls of q and k that can be fused with the `kv_append` call `append`. Return the
-    arguments of the fused op `qk_norm_rope_append` by name, or the reason why it is impossible.
+    """Find the rope and norm calls of q and k to fuse with the `kv_append` call `append`.
 
-    `attentions` are the calls that read the cache. The fused op rotates the queries of the first of them.
+    Return the arguments of the fused op `qk_norm_rope_append` by name, or the reason why fusing is impossible.
+    `attentions` are the calls that read the cache. The q of the first one is rotated by the fused op.
     """
     if not attentions:
         return "no attention reads the cache after this write"
@@ -87,8 +91,13 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """The rotary embedding of q or k. `x` is the value before norm and rotation. `rope` and `norm` are the arguments of
-    these calls by name; `norm` is None without a norm. `norm_last` says that the norm follows the rotation."""
+    """The rope and norm calls of q or k.
+
+    x           the value before norm and rope
+    rope        arguments of the rope call, by name
+    norm        arguments of the norm call, by name; None: there is no norm
+    norm_last   whether the norm comes after the rope
+    """
 
     x: Any
     rope: dict[str, Any]
@@ -97,8 +106,10 @@ class _Rotation:
 
 
 def _rotation(name: str, node: Any) -> _Rotation | str:
-    """Find the rope call, and the norm call if any, that make `node`, the final q or k. Return them, or the reason why
-    they cannot be fused. `name` is "q" or "k", for the reason."""
+    """Find the rope call, and the norm call if there is one, that compute `node`, the final q or k.
+
+    Return them, or the reason why they cannot be fused. `name` is "q" or "k", for the reason.
+    """
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
         last = named_arguments(node)
@@ -130,7 +141,7 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
 
 
 def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
-    """Return why none of `backends` can compute the fused call, for the record of the pass; "" if one of them can."""
+    """Return why none of `backends` can compute the fused call; "" if one of them can."""
     refusals = []
     for backend in backends:
         answer = backend.claim([fused], context.target, context.any_bucket())

@@ -16,11 +16,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Replaces each `redistribute`, which changes how a value is distributed over ranks, by all_reduce, all_gather or
-    reduce_scatter. If each rank only needs a part of a value that it has whole, nothing is sent, and the op is
-    take_part.
+    """Replaces each `redistribute` call by all_reduce, all_gather, reduce_scatter or take_part.
 
-    A value that was cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
+    `redistribute` changes how a value is distributed over ranks. take_part sends nothing: each rank has the whole value
+    and takes its part. A value that was cast to a wider dtype, such as logits, is gathered before the cast, to send
+    fewer bytes.
     """
 
     name: ClassVar[str] = "insert-collectives"
@@ -44,7 +44,7 @@ class InsertCollectives(Pass):
 
 
 def _only_widens(x: fx.Node) -> bool:
-    """Return whether `x` is a cast to a wider dtype that has only one reader."""
+    """Return whether `x` is a cast to a wider dtype, and only one call reads it."""
     if not is_call(x, ops.cast.overload) or len(x.users) != 1:
         return False
     source = x.args[0]

@@ -30,11 +30,11 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertEnding(Pass):
-    """Adds the calls that choose tokens, as the entry's ending (such as `sample`) and its features (such as penalties)
-    declare them in `ingot.ir.features`.
+    """Adds the calls before and after the model, such as reading positions and sampling tokens.
 
-    Calls added before the model's own read state that is kept per sequence, such as positions. Calls added after them
-    choose tokens and update that state.
+    The program's ending (such as `sample`) and its features (such as penalties) declare these calls in
+    `ingot.ir.features`. Calls before the model read states with one row per sequence, such as positions. Calls after it
+    choose tokens and update these states.
     """
 
     name: ClassVar[str] = "insert-ending"
@@ -84,11 +84,11 @@ def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
 
 @dataclass
 class _Builder:
-    """Adds the calls of an ending and its features to a program. `values` has the values that calls may take as
-    arguments, by name.
+    """Adds the calls that an ending and its features declare to a program.
 
-    `aliases` is for programs in which no KV cache keeps every token. It maps the names of the page table and slots of
-    such caches to the names for another cache group (caches that share page numbers).
+    values    name -> value, for arguments of calls
+    aliases   input name -> input to use instead, such as "page_table" -> "page_table_window_1024". They are for
+              programs in which no KV cache keeps every token.
     """
 
     rewriter: Rewriter
@@ -140,8 +140,10 @@ class _Builder:
         program.set_outputs({**own, **passed, **caches_out, **states})
 
     def _end_cache(self, name: str, end: fx.Node) -> None:
-        """Add the calls that the ending declares per KV cache, for the cache in the state `name`. Other states are left
-        unchanged."""
+        """Add the calls that the ending declares for each KV cache, for the cache `name`.
+
+        Do nothing if the state `name` is no KV cache.
+        """
         if self.rewriter.program.states[name].kind == "paged_kv":
             for call in self.ending.caches:
                 self.values["kv"] = self.values[name]
@@ -149,8 +151,10 @@ class _Builder:
                 self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
-        """Add a state that a feature declares, with one row per running sequence, such as the last token. Return its
-        node."""
+        """Add a state with one row per running sequence, such as the last token, and return its node.
+
+        `row` is the declaration of the state in a feature, such as penalties.
+        """
         program = self.rewriter.program
         if row.like:
             like = tensor_type(self._value(row.like, f"row {row.name}"))
@@ -162,8 +166,10 @@ class _Builder:
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
     def _add_before_model(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
-        """Add the calls of features that run before the model's own calls. Return all added nodes. `given` are the
-        program's inputs by name."""
+        """Add the calls that features, such as penalties, declare before the model's calls. Return all added nodes.
+
+        `given` maps names to the program's inputs.
+        """
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
@@ -176,9 +182,11 @@ class _Builder:
         return made
 
     def _redirect_inputs(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
-        """Let the model's calls read values that were computed on the device, such as positions, instead of the inputs
-        of the same names. `given` are the inputs by name. `made` are the nodes of the calls that compute these values,
-        which still read the inputs."""
+        """Let the model read values computed on the device, such as positions, instead of the inputs of the same names.
+
+        `given` maps names to the program's inputs. `made` are the nodes that compute these values. They still read the
+        inputs.
+        """
         for name, node in given.items():
             fed = self.values[name]
             if fed is not node:
@@ -187,8 +195,11 @@ class _Builder:
                     self.rewriter.program.graph.erase_node(node)
 
     def _call(self, call: OpCall, before: fx.Node) -> set[fx.Node]:
-        """Add a call that a feature or ending declares, before the node `before`. Its arguments are found by their
-        names. Return the node of the call and the nodes that take the items of its result."""
+        """Add a call before the node `before`. A feature, such as penalties, or the ending declares it as `call`.
+
+        Its arguments are found by their names. Return the node of the call, and the nodes that take the items of its
+        result.
+        """
         op = OPS[call.op]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -226,8 +237,11 @@ class _Builder:
         return self.attributes[name]
 
     def _value(self, name: str, what: str) -> fx.Node:
-        """Return the value with this name, for an argument of a call. A step input that the program does not have yet
-        is added to it. `what` names the call for the error. Raises PassError for an unknown name."""
+        """Return the value `name`, for an argument of a call.
+
+        If it is a step input that the program lacks, it is added. `what` names the call in errors. Raises PassError for
+        an unknown name.
+        """
         if name not in self.values:
             declared = find_input(name)
             if declared is None:

@@ -28,16 +28,16 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertPagedKV(Pass):
-    """Adds KV caches: replaces each `attention` of layer i by a `kv_append` to the state `kv.i` and a `paged_attention`
-    over it. Attention calls of the same `layer` share a cache; the first one writes it.
+    """Adds KV caches: each `attention` becomes a `kv_append` and a `paged_attention`.
 
-    `page_size` is the tokens per page. With `kv_cache_dtype` "auto" the cache has the dtype of the keys. With "fp8" it
-    is f8e4m3, with the scales of the `attention` call. The shapes of keys and values determine the shape of the cache.
-    The attention mask, such as a window, determines its cache group, which is the set of caches that share page
-    numbers.
+    The cache of layer i is the state `kv.i`. Attention calls with the same `layer` share a cache, and the first one
+    writes it. Caches with the same mask, such as a window, form a group that shares page numbers.
 
-    In some entries (programs of a model), such as the one of an embedding model, each step holds whole sequences. There
-    `attention` becomes `step_attention`, and nothing is cached.
+    page_size        tokens per page
+    kv_cache_dtype   "auto": the dtype of the keys. "fp8": f8e4m3, with the scales of the `attention` call.
+
+    In programs whose steps hold whole sequences, such as those of embedding models, `attention` becomes
+    `step_attention`. Nothing is cached there.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -136,17 +136,22 @@ class InsertPagedKV(Pass):
 
 @dataclass(frozen=True)
 class _Cache:
-    """The KV cache of a layer. `written` is the node of the cache after the step's write. `holds` describes its
-    contents, to compare attention calls that share it: keys, values, value width, cache group (caches with the same
-    page numbers), scales."""
+    """The KV cache of a layer.
+
+    written   the node of the cache after this step's write
+    holds     keys, values, value width, cache group (caches with the same page numbers) and scales. They must be equal
+              for all attention calls that share the cache.
+    """
 
     written: fx.Node
     holds: tuple[Any, ...]
 
 
 def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:
-    """Replace each `attention` by `step_attention`, which needs no cache. This is for a program whose steps hold whole
-    sequences, such as that of an embedding model."""
+    """Replace each `attention` by `step_attention`, which needs no cache.
+
+    It is for programs whose steps hold whole sequences, such as those of embedding models.
+    """
     program = rewriter.program
     program.dims["B"] = Dim("B", 1, context.max_batch)
     by_sequence = TensorType(torch.int32, ("B",))
@@ -169,8 +174,10 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
 
 
 def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
-    """Check that the attention call `node` can verify a tree of draft tokens. `bound` has its arguments by name. Raises
-    OptionError if it cannot."""
+    """Raise OptionError if the attention call `node` cannot verify a tree of draft tokens.
+
+    `bound` maps names to the arguments of the call.
+    """
     where = f"{InsertPagedKV.name}, %{node.name}"
     if bound["slopes"] is not None:
         raise OptionError(
@@ -196,11 +203,10 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
-    """Add the program input `sharing`, a table of the prompt prefixes that several sequences have in common, and return
-    it. Return None if no kernel may use it.
+    """Add the program input `sharing`, a table of prompt prefixes that several sequences share, and return it.
 
-    Only GPU kernels use it, on caches that keep every token. In deterministic mode there is none, since it changes
-    rounding.
+    Return None if no kernel can use the table. Only GPU kernels use it, for caches that keep every token. Deterministic
+    mode has none, because the table changes rounding.
     """
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None
@@ -209,28 +215,37 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
 
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
-    """Return how the cache stores keys and values for an `attention` call: separately, side by side, or values within
-    keys. `bound` has the arguments of the call by name."""
+    """Return how the cache of an `attention` call stores keys and values.
+
+    It stores them separately, side by side, or the values within the keys. `bound` maps names to the arguments of the
+    call.
+    """
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _options(bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an `attention` call that differ from their defaults, by name. `bound` has its arguments.
-    Scales are left out, since only fp8 caches need them."""
+    """Return the options of an `attention` call that differ from their defaults, by name, without scales of the cache.
+
+    `bound` maps names to the arguments of the call.
+    """
     return stated_options({name: value for name, value in bound.items() if name not in ("k_scale", "v_scale")})
 
 
 def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
-    """Return the scales of the keys and values in a cache, from the arguments of an `attention` call by name. If the
-    values are a part of the keys, they have the scale of the keys."""
+    """Return the cache scales of keys and values from an `attention` call. `bound` maps names to its arguments.
+
+    If values are a part of the keys, they have the scale of the keys.
+    """
     scales = CacheScales.of(bound)
     return scales if bound["v"] is not None else CacheScales(scales.k, scales.k)
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
-    """Return the cache group (caches that share page numbers) for an `attention` call, which depends on its mask. A
-    window of at least the longest sequence never frees pages, so it belongs to the group of caches that keep every
-    token."""
+    """Return the cache group of an `attention` call, according to its mask. Caches of one group share page numbers.
+
+    A window as long as the longest sequence never frees pages. So it belongs to the group of caches that keep every
+    token.
+    """
     mask = Mask.named(named_arguments(node)["mask"])
     return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

@@ -71,8 +71,10 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """Return the number of the first instruction of the ending, the part of a program that chooses tokens. It follows
-    the last instruction of the model itself. `nodes` are the calls of all instructions."""
+    """Return the index of the first instruction after the model's own, such as sampling.
+
+    `nodes` are the calls of all instructions, in order.
+    """
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 
@@ -85,10 +87,10 @@ def _executable(program: Program, region: str) -> Executable:
 
 
 def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
-    """Convert the calls `nodes` to instructions of a plan. Return them in order, and the program's values by name. A
-    getitem node is no instruction; it becomes a named result of the call that returns the tuple.
+    """Return the instructions for the calls `nodes`, in order, and the program's values: name -> type and storage.
 
-    A value has the name of its node. All versions of a state have the state's name, since it is updated in place.
+    A getitem node is no instruction. It becomes a named result of the call that returns the tuple. A value has the name
+    of its node. All versions of a state have the state's name, because it is updated in place.
     """
     named = _names(program)
     last_use = _last_uses(program)
@@ -148,15 +150,20 @@ def _names(program: Program) -> dict[fx.Node, str]:
 
 
 def _result_nodes(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes of a call's results: the getitem nodes that take items of its tuple, in order, or else the call
-    itself."""
+    """Return the nodes of a call's results.
+
+    For a call that returns a tuple, they are the getitem nodes that take its items, in order. For any other call, it is
+    the call itself.
+    """
     taken = [user for user in node.users if user.target is operator.getitem]
     return sorted(taken, key=lambda user: int(str(user.args[1]))) if taken else [node]
 
 
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a call's results, in order, and the names of the states that it updates. A result that
-    nothing reads is named "". `named` has the plan names of nodes."""
+    """Return the names of a call's results, in order, and the names of the states that it updates.
+
+    A result that nothing reads is named "". `named` maps nodes to their names in the plan.
+    """
     items = getattr(node.meta["type"], "items", None)
     updates = tuple(named[version] for version in states_written(node))
     if items is None:
@@ -167,8 +174,10 @@ def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...],
 
 
 def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:
-    """Return, for each call, the values that it is the last to read. The executor drops its references to them after
-    the call; torch keeps their memory as long as a view of them lives."""
+    """Return for each call the values that it is the last to read.
+
+    The executor drops its references to them after the call. The memory of a value stays while a view of it exists.
+    """
     last: dict[fx.Node, fx.Node] = {}
     kept = set(program.output_nodes().values())
     for node in program.calls():

@@ -26,17 +26,19 @@ OnPass = Callable[[Program, Program], None]
 
 @dataclass
 class Lowered:
-    """The result of the pipeline for one entry (such as `main` or a draft model). `fused` is the program before it is
-    split by bucket class, a range of step sizes. `programs` has the lowered program of each class by name, and
-    `records` the records of all runs of passes."""
+    """The result of the pipeline for one program of the model, such as `main`.
+
+    fused      the program before it is copied for each bucket class (a range of step sizes)
+    programs   name of bucket class -> program after all passes
+    records    the records of all passes that ran, in order
+    """
 
     fused: Program
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
 
     def params(self) -> dict[str, ParamSpec]:
-        """Return the weights that the programs of all bucket classes (ranges of step sizes) read, by name. Serving
-        keeps them in memory."""
+        """Return all weights that any program in `programs` reads, by name. Serving keeps them in memory."""
         return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
@@ -49,13 +51,15 @@ def run_pass(
     reached: bool = False,
     fuel: int | None = None,
 ) -> tuple[Program, PassRecord]:
-    """Run one pass on a copy of `program`, and verify that the result obeys the rules of the stage `under`. Return the
-    new program and the record of the pass. If `reached`, the new program is then at that stage.
+    """Run one pass on a copy of `program`, and verify the result. Return the new program and the record of the pass.
 
-    `fuel` limits the number of rewrites; None is no limit. With a limit, the expected number of matches is not checked.
+    under     stage of the pipeline whose rules the result must obey
+    reached   whether the new program is then at this stage
+    fuel      most rewrites that the pass may apply; None: no limit. With a limit, the pass may apply fewer than
+              expected.
 
-    Raises VerifyError if the result or `program` itself breaks a rule, UserPassError if a pass of another package
-    fails, InternalError if one of Ingot's fails.
+    Raises VerifyError if the result or `program` breaks a rule. Raises UserPassError if a pass of another package
+    fails, and InternalError if a pass of Ingot fails.
     """
     rewriter = Rewriter(program.copy(), fuel, context.skipped_fusions.get((program.name, one.name), {}))
     held, begin = resident(), time.perf_counter()
@@ -109,8 +113,11 @@ def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
 
 
 def _snapshot(program: Program) -> Snapshot:
-    """Return a snapshot of the program for the record of a pass. If the program is unchanged since the previous pass,
-    reuse the snapshot of that pass, so that no program is printed twice."""
+    """Return a snapshot of the program for the record of a pass.
+
+    If the program has not changed since the previous pass, it is the snapshot of that pass. So no program is printed
+    twice.
+    """
     last = program.history[-1].after if program.history else None
     return last if last is not None and last.of(program) else Snapshot(program, print_program)
 
@@ -139,8 +146,7 @@ def _run_phase(
 
 @contextmanager
 def _attributed(one: Pass) -> Iterator[None]:
-    """Inside the `with` block, turn a VerifyError or NumericsError into UserPassError if the pass `one` is of another
-    package. The error is then no bug of Ingot."""
+    """Turn a VerifyError or NumericsError in the `with` block into UserPassError if the pass is of another package."""
     try:
         yield
     except (VerifyError, NumericsError) as error:
@@ -159,12 +165,15 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Run the passes of `pipeline` on one entry of `model` (such as `main` or a draft model), up to the stage `upto`.
-    The first passes run once for all bucket classes (ranges of step sizes), later ones once for each class in
-    `buckets`.
+    """Run the passes of `pipeline` on one program of `model`.
 
-    `on_pass` is called after each pass, with the programs before and after it. The pass's record is the last item of
-    the latter program's `history`.
+    The first passes run once. Later ones run once for each bucket class (a range of step sizes).
+
+    buckets   all bucket classes
+    entry     name of the program, such as "main"
+    upto      stage at which to stop
+    on_pass   function that is called after each pass with two programs: before the pass and after it. The record of the
+              pass is the last item of `history` in the second program.
     """
     context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):

@@ -22,11 +22,10 @@ _PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "
 
 @dataclass(frozen=True)
 class MergeLinears(Pass):
-    """Replaces linears that read the same value, such as q, k and v, or gate and up, by one matmul with concatenated
-    weights. Each old result becomes a slice of the new result.
+    """Replaces linears that read the same value, such as q, k and v, by one matmul with concatenated weights.
 
-    On a mesh, each of the concatenated weights is sharded on its own. So the placement of the merged weight has the
-    sizes of these weights as its segments.
+    Each old result becomes a slice of the new result. On a mesh, each concatenated weight is sharded by itself. So the
+    placement of the merged weight lists the sizes of its parts (segments).
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -54,8 +53,10 @@ def _matmul(node: fx.Node) -> Matmul:
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
-    """Return why weights in the storage formats of these linears cannot be concatenated; None if they can. They can if
-    each row has its own elements, scales and zero points."""
+    """Return why the weights of these linears cannot be concatenated in their storage formats; None if they can.
+
+    They can if they have one format, and if each row has its own scales and zero points.
+    """
     formats = {_matmul(node).weight.format.name: _matmul(node).weight.format for node in linears}
     if len(formats) > 1:
         return f"the weight formats differ: {', '.join(sorted(formats))}"
@@ -64,8 +65,10 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
 
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
-    """Return the operands to concatenate, one of each linear, by operand name: "weight", further parts of a quantized
-    weight such as "scales", and "bias" if there is one."""
+    """Return the operands to concatenate, one of each linear, by operand name.
+
+    Names are "weight", further parts of a quantized weight such as "scales", and "bias" if the linears have one.
+    """
     matmuls = [_matmul(node) for node in linears]
     parts = {part: [one.weight.parts[part] for one in matmuls] for part in matmuls[0].weight.parts}
     biases = [one.bias for one in matmuls if one.bias is not None]
@@ -96,8 +99,11 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
 
 
 def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
-    """Return how a mesh distributes a concatenation of params along axis 0. If they are sharded, each is a segment that
-    is sharded on its own. None if the params are distributed differently."""
+    """Return how a mesh distributes the concatenation of these params along axis 0.
+
+    If they are sharded, each param becomes a segment and is sharded by itself. The result is None if their placements
+    differ or are not along axis 0.
+    """
     if len({spec.placement for spec in specs}) > 1:
         return None
     merged = []
@@ -111,8 +117,10 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
 
 
 def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
-    """Return how a mesh may divide a concatenation of params along axis 0, in a tuple of one item. The item is None if
-    it may not be divided. Return None instead of a tuple if the params cannot be combined."""
+    """Return how a mesh may divide the concatenation of these params along axis 0, as a tuple of one item.
+
+    The item is None if it must stay whole. The result is None if the splits of the params cannot be combined.
+    """
     try:
         return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
     except VerifyError:
@@ -144,8 +152,10 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
 
 
 def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
-    """Add a param that concatenates `params` along axis 0, and return its node. Its name combines the old names, such
-    as "layers.0.q_k_v.weight"."""
+    """Add a param that concatenates `params` along axis 0, and return its node.
+
+    Its name combines the old names, as in "layers.0.q_k_v.weight".
+    """
     program = rewriter.program
     names = [str(param.target).split(".") for param in params]
     # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
@@ -161,8 +171,10 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:
-    """Return the recipe that makes the concatenation of these params. On a mesh, its last steps take the part of one
-    rank, as the verifier requires."""
+    """Return the recipe that makes the concatenation of these params from checkpoint tensors.
+
+    On a mesh, its last steps take the part of one rank, as the verifier requires.
+    """
     recipes, split = [spec.recipe for spec in specs], [place for place in placement if place.kind == "shard"]
     for _ in split if mesh else ():
         recipes = [recipe.inputs[0] for recipe in recipes]

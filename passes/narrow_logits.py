@@ -18,12 +18,11 @@ _READERS = (ops.sample, ops.top_logprobs, ops.fill_block)
 
 @dataclass(frozen=True)
 class NarrowLogits(Pass):
-    """Removes a `cast` of logits to a wider dtype that is a call of its own. Such a cast writes all logits of a step
-    again, and doubles the bytes that its readers load. The ops that read logits, such as `sample`, compute in float32
-    for any input dtype, so they read the operand of the cast instead.
+    """Removes a cast of the logits to a wider dtype. Calls such as `sample` then read the narrow logits.
 
-    A cast inside a region (calls compiled together) costs nothing and stays. So this pass runs after regions are
-    formed, once for each bucket class (a range of step sizes).
+    These calls compute in float32 for any input dtype. Without the cast, the logits are not written twice, and half as
+    many bytes are read. A cast inside a region (calls compiled together) costs nothing and stays. So this pass runs
+    after regions are formed.
     """
 
     name: ClassVar[str] = "narrow-logits"
@@ -49,8 +48,10 @@ class NarrowLogits(Pass):
 
 
 def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | None:
-    """Return why the cast of the logits must stay, whichever calls read it; None if it may be removed. `source` is its
-    operand, and `outputs` are the program's outputs."""
+    """Return why the cast of the logits must stay, whichever calls read it; None if it may be removed.
+
+    `source` is the value that is cast, and `outputs` are the program's outputs.
+    """
     given, made = tensor_type(source), tensor_type(cast)
     if not made.holds(given):
         return f"it does not only widen its operand, {given}"
@@ -60,8 +61,10 @@ def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | Non
 
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
-    """Return why the call `reader` must read the cast, and not the cast's operand `source`; None if its backend accepts
-    that."""
+    """Return why the call `reader` cannot read `source`, the value before the cast; None if it can.
+
+    It can if its backend accepts the dtype of `source`.
+    """
     if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
     name = reader.meta["backend"]

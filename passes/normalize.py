@@ -14,8 +14,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class Normalize(Pass):
-    """Removes views that change nothing: each is replaced by the viewed value, if both have the same shape and
-    strides."""
+    """Removes views that change neither shape nor strides. Calls then read the viewed value."""
 
     name: ClassVar[str] = "normalize"
     numerics: ClassVar[Numerics] = Numerics.EXACT

@@ -34,9 +34,14 @@ from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. With `by_bucket`, and in any phase from stage LOWERED on, they
-    run once for each bucket class (a range of step sizes). A pass may be in several phases; `--passes` changes it in
-    all of them."""
+    """Passes that together bring a program to a stage, such as FUSED.
+
+    A pass may be in several phases. The option `--passes` changes it in all of them.
+
+    stage       the stage of the program after the phase
+    passes      the passes, in order
+    by_bucket   whether the passes run once for each bucket class (a range of step sizes); always true from LOWERED on
+    """
 
     stage: Stage
     passes: tuple[Pass, ...]
@@ -85,8 +90,10 @@ OPTIONAL = frozenset(
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
-    """Return the pipeline for a mesh of devices. `mesh` maps axis names to numbers of devices; axes of one device are
-    left out, so an empty mapping means a single device."""
+    """Return the pipeline for a mesh of devices. `mesh` maps axis names to numbers of devices.
+
+    Axes of one device are not in `mesh`, so an empty mapping means a single device.
+    """
     if not mesh:
         return PIPELINE
     before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
@@ -94,12 +101,11 @@ def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
-    """Return the pipeline that `text`, the argument of `--passes`, describes. An example is
-    "default,-cse,quantize{format=int8}".
+    """Return the pipeline that `text` describes, the argument of `--passes`: "default,-cse,quantize{format=int8}".
 
-    The first item is `default`. An item `-name` removes a pass, and `name{option=value, …}` sets options of a pass. A
-    pass that does not run by default is added if its name occurs; it is `quantize` or a pass of another package. Raises
-    OptionError for unknown names or options, and for values of the wrong type.
+    The first item is `default`. `-name` removes a pass. `name{option=value, …}` sets options of a pass, and adds the
+    pass if it does not run by default. Such passes are `quantize` and passes of other packages. Raises OptionError for
+    unknown names or options, and for values of the wrong type.
     """
     items = _split(text)
     if not items or items[0] != "default":
@@ -127,8 +133,10 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
 
 def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return the pipeline with the pass `name` added, if it is a known pass that does not run by default. Otherwise
-    return the pipeline unchanged."""
+    """Return the pipeline with the pass `name` added, if it is a known pass that does not run by default.
+
+    Otherwise return the pipeline unchanged.
+    """
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
     made = ON_REQUEST.get(name) or load_user_pass(name)
@@ -145,8 +153,10 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
 
 
 def _split(text: str) -> list[str]:
-    """Split the argument of `--passes` at the commas that are outside braces. Raises OptionError if a brace is not
-    closed."""
+    """Return the items of the argument of `--passes`, split at commas outside braces.
+
+    Raises OptionError if a brace is not closed.
+    """
     items, depth, current = [], 0, ""
     for char in text:
         depth += (char == "{") - (char == "}")
@@ -178,8 +188,11 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
 
 
 def _with_options(one: Pass, text: str) -> Pass:
-    """Return the pass with the options in `text`, such as "format=int8, lm_head=true". A value is JSON or plain text,
-    of the same type as the option's default. Raises OptionError for an unknown option or a value of another type."""
+    """Return the pass with options from `text`, such as "format=int8, lm_head=true".
+
+    A value is JSON or plain text, with the type of the option's default. Raises OptionError for an unknown option or a
+    value of another type.
+    """
     fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
     changes: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

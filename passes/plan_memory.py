@@ -30,11 +30,11 @@ def bucket_memory(
     workspaces: Mapping[str, int],
     context: PassContext,
 ) -> BucketMemory:
-    """Return the peak memory of activations in the largest step of a program, and the number of the instruction that
-    reaches it. The program is that of one bucket class, a range of step sizes.
+    """Return the peak memory of activations in the program's largest step, and which instruction reaches it.
 
-    `nodes` are the calls of `instructions`, in order, and `values` are the plan's values by name. `workspaces` has the
-    peak bytes of each region and each compiled call in that step, by name.
+    nodes        the calls of `instructions`, in order
+    values       name -> value of the plan
+    workspaces   name of a region or compiled call -> peak bytes that one run allocates in that step
     """
     sizes = largest_step(program)
     live = peak = place = 0
@@ -67,8 +67,10 @@ def bucket_memory(
 
 
 def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
-    """Return the peak bytes that one run of each region (calls compiled together), and of each call compiled alone,
-    allocates in the largest step. Results are included. Keys are the names of the regions."""
+    """Return for each region, by name, the peak bytes that one run allocates in the largest step, with its results.
+
+    Regions are calls compiled together. Calls that are compiled alone are included.
+    """
     sizes = largest_step(program)
     regions = {**program.regions, **program.compiled}
     if context.measure is not None:
@@ -83,8 +85,10 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
-    """Return the memory that stays allocated between steps: weights, states, inputs and outputs. `sizes` are the
-    symbolic dims of the largest step."""
+    """Return the memory that stays allocated between steps: weights, states such as KV caches, inputs and outputs.
+
+    `sizes` maps symbolic dims, such as "T", to their sizes in the largest step.
+    """
     # Use the dims of the plan, as in check_plan: the largest step of a bucket class may have fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
@@ -101,18 +105,19 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
 
 
 def weight_bytes(specs: Iterable[ParamSpec]) -> int:
-    """Return the bytes of all weights in memory. Params that are equal in recipe, placement and type share one tensor,
-    which counts once."""
+    """Return the bytes of all weights in memory.
+
+    Weights with equal recipe (how it is made), placement (over ranks) and type share one tensor, which counts once.
+    """
     distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
     return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:
-    """Return the size of each symbolic dim, such as T, in the largest step that the scheduler makes. `program` is that
-    of one bucket class, a range of step sizes, so the class bounds the step.
+    """Return the size of each symbolic dim, such as "T", in the largest step of the program's bucket class.
 
-    Each sequence has at least one token in a step, and one row of logits. If its ending takes several tokens at once,
-    such as drafts to verify, each of them has a row. Up to MAX_SCORED more rows score prompt tokens.
+    Each sequence of a step has at least one token, and one row of logits. If the ending takes several tokens of a
+    sequence at once, such as drafts, each has a row. Up to MAX_SCORED more rows score prompt tokens.
     """
     assert program.bucket is not None
     sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name not in LOADED_DIMS}
@@ -128,8 +133,10 @@ def largest_step(program: Program) -> dict[str, int]:
 
 
 def _held(value: Value, sizes: Mapping[str, int]) -> int:
-    """Return the bytes that are allocated for a value in a step; 0 for a view of another value. `sizes` are the
-    symbolic dims of the step."""
+    """Return the bytes that are allocated for a value in a step; 0 for a view of another value.
+
+    `sizes` maps symbolic dims, such as "T", to their sizes in the step.
+    """
     return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
 
 
@@ -138,8 +145,10 @@ def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
 
 
 def _text(node: fx.Node, program: Program) -> str:
-    """Return a key of a call that is equal for calls with equal memory: its text, with the names of values replaced by
-    their types."""
+    """Return a text for a call. Calls with equal texts need equal memory.
+
+    It is the text of the call, with types in place of the names of values.
+    """
 
     def typed(source: fx.Node) -> str:
         value_type = source.meta["type"]
@@ -150,8 +159,11 @@ def _text(node: fx.Node, program: Program) -> str:
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
-    """Return the peak bytes that a call allocates in a step, results included. `sizes` are the symbolic dims of the
-    step. Raises PassError if they cannot be determined by running the call without data."""
+    """Return the peak bytes that a call allocates in a step, with its results.
+
+    The call runs on tensors without data. Raises PassError if that fails. `sizes` maps symbolic dims, such as "T", to
+    their sizes in the step.
+    """
     if node.target in VIEWS:
         return 0
     # States as large as the step can reach: the memory gathered from pages depends on the page table.

@@ -21,13 +21,14 @@ _SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Replaces the weight of each `linear` by params in another storage format, such as codes and scales. One recipe
-    step makes all params of a weight when the artifact is written.
+    """Replaces the weight of each `linear` by params in a quantized format, such as codes and scales.
 
-    `format` is a name in `ingot.ir.formats`, such as "int8"; a lossless format changes no result. The embedding is not
-    quantized. The linear that computes the logits is quantized only with `lm_head`. A weight with rows shorter than a
-    group of the format is not quantized either, because its scales would take more bytes than quantizing saves. Any
-    other weight that does not fit the format is an error.
+    format    name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result.
+    lm_head   whether the linear that computes the logits is quantized too
+
+    The embedding is not quantized. A weight stays too if its rows are shorter than a group (elements with one scale):
+    its scales would take more bytes than quantizing saves. Any other weight that does not fit the format is an error.
+    The values are computed when the artifact is written.
     """
 
     name: ClassVar[str] = "quantize"
@@ -82,8 +83,10 @@ def _shape(linear: fx.Node) -> tuple[int, ...]:
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
-    """Return the linears that compute the logits: from the output `logits`, go back through calls with a single tensor
-    argument to the first linear."""
+    """Return the linears that compute the logits.
+
+    The search goes back from the output `logits`, through calls with a single tensor argument, to the first linear.
+    """
     found: set[fx.Node] = set()
     waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
     while waiting:
@@ -111,8 +114,10 @@ def _check_fit(weights: list[fx.Node], format: Format) -> None:
 
 
 def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
-    """Add the params that store the weight `name` in `format`, and return them. One recipe step makes all of them. A
-    mesh divides them as it divides the original weight."""
+    """Add the params that store the weight `name` in `format`, and return them.
+
+    One step of the recipe makes all of them from the original weight. A mesh divides them like that weight.
+    """
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
     types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)

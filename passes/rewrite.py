@@ -16,23 +16,29 @@ from ingot.ir.program import ParamSpec, Program, target_name
 
 @dataclass(frozen=True)
 class Var:
-    """A variable in a pattern, which matches any value. If a name occurs several times in a pattern, all occurrences
-    must match the same value."""
+    """A variable in a pattern. It matches any value.
+
+    All variables of one name in a pattern must match the same value.
+    """
 
     name: str
 
 
 class Pattern:
-    """A pattern that matches calls of the op or function `target`. Its arguments are patterns, variables (`Var`) or
-    constants."""
+    """A pattern for calls of the op or function `target`.
+
+    Each argument is a pattern, a variable (`Var`) or a constant.
+    """
 
     def __init__(self, target: Any, *args: Any, **kwargs: Any) -> None:
         self.target = target.overload if isinstance(target, Op) else target
         self.args, self.kwargs = args, kwargs
 
     def match(self, node: Any) -> dict[str, Any] | None:
-        """Match the pattern at `node`. Return the values of the pattern's variables by name, with the list of all
-        matched calls as "calls". None if it does not match."""
+        """Return the values of the pattern's variables, by name, if it matches at `node`; else None.
+
+        The item "calls" is the list of all matched calls.
+        """
         bound: dict[str, Any] = {"calls": []}
         return bound if self._match(node, bound) else None
 
@@ -58,12 +64,12 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
 
 
 def value_name(node: fx.Node) -> str:
-    """Return the name of a node's value in the text form of programs, without the percent sign, such as "linear_3"."""
+    """Return the name of a node's value in the text of programs, such as "linear_3", without the percent sign."""
     return str(node.target) if node.op == "placeholder" else node.name
 
 
 def trimmed(args: Sequence[Any]) -> list[Any]:
-    """Return the positional arguments `args` without trailing Nones, which are defaults of the op."""
+    """Return the positional arguments `args` without Nones at the end. They are defaults of the op."""
     kept = list(args)
     while kept and kept[-1] is None:
         kept.pop()
@@ -71,8 +77,7 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """Describe an argument of a call for messages, such as "the result of ingot.rope", "the param 'w'" or "the constant
-    1"."""
+    """Return a text for an argument of a call, for messages, such as "the result of ingot.rope" or "the constant 1"."""
     if not isinstance(value, fx.Node):
         return f"the constant {value!r}"
     if value.op == "placeholder":
@@ -84,11 +89,10 @@ def described(value: Any) -> str:
 
 @dataclass
 class Rewriter:
-    """An editor that a pass uses to change one program. It infers the types of added nodes, sets their source lines in
-    the model definition, and records every rewrite.
+    """Changes one program for a pass. It infers types of added nodes, and records every rewrite.
 
-    `fuel` bounds the rewrites, to bisect for the one that causes a fault; None for no bound. `skipped` maps origins of
-    calls to the reason why no rewrite may begin there.
+    fuel      most rewrites that the pass may apply; None: no limit. `ingot bisect` lowers it to find a wrong rewrite.
+    skipped   source line of a call in the model definition -> why no rewrite may begin there
     """
 
     program: Program
@@ -100,11 +104,10 @@ class Rewriter:
     _made: list[list[fx.Node]] = field(default_factory=list)
 
     def take(self, node: fx.Node, tried: fx.Node | None = None) -> bool:
-        """Begin a rewrite at `node`, and return True. It counts as a match of the pass. Nodes that are added before the
-        next `take` belong to this rewrite.
+        """Begin a rewrite at `node`, and return whether it is allowed. If not, leave `node` unchanged.
 
-        Return False if the fuel is spent or the rewrite is to be skipped; the pass must then leave `node` unchanged.
-        `tried` is a node that the pass made to find out whether the rewrite pays; it belongs to this rewrite too.
+        It is not allowed after `fuel` rewrites, or if `skipped` excludes it. Nodes that are added before the next
+        `take` belong to this rewrite. So does `tried`, a node that the pass added earlier to ask backends about it.
         """
         if reason := self.skipped.get(node.meta.get("origin", "")):
             self.refuse(node, reason, by_request=True)
@@ -125,15 +128,19 @@ class Rewriter:
         )
 
     def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
-        """Yield each call that the pattern matches, in program order, with the values of the pattern's variables by
-        name. The caller may change the program between matches."""
+        """Yield each call that the pattern matches, in program order, with the values of its variables by name.
+
+        The caller may change the program between matches.
+        """
         for node in list(self.program.calls()):
             if not node._erased and (bound := pattern.match(node)) is not None:
                 yield node, bound
 
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
-        """Add a call of `target` to the program, before the node `before`, and return it. `origin` is its source line
-        in the model definition; by default, the same as that of `before`."""
+        """Add a call of `target` to the program, before the node `before`, and return it.
+
+        `origin` is its source line in the model definition; None: the source line of `before`.
+        """
         with self.program.graph.inserting_before(before):
             made = build.call(
                 self.program,
@@ -145,7 +152,7 @@ class Rewriter:
         return self._noted(made)
 
     def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
-        """Add a param named `name` to the program, with the type and recipe of `spec`, and return its node."""
+        """Add a param named `name` to the program, and return its node. `spec` has its type and recipe."""
         return self._noted(self.program.add_param(name, spec))
 
     def _noted(self, node: fx.Node) -> fx.Node:
@@ -154,19 +161,23 @@ class Rewriter:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let all readers of `old` read `new` instead, and remove `old`."""
+        """Let all calls that read `old` read `new` instead, and remove `old`."""
         old.replace_all_uses_with(new)
         self.program.graph.erase_node(old)
 
     def rename(self, node: fx.Node, name: str) -> None:
-        """Rename a node, to give it the name of a removed node that it replaces. A value then has the same name before
-        and after the pass."""
+        """Give a node the name of a removed node that it replaces.
+
+        So a value has one name before and after the pass.
+        """
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)
 
     def retype(self, nodes: Sequence[fx.Node]) -> None:
-        """Infer the types of `nodes` again after their operands changed. If a type changes, such as its strides, the
-        readers of the node are retyped too."""
+        """Infer the types of `nodes` again after their arguments changed.
+
+        If a type changes, such as its strides, the types of the calls that read the node are inferred again too.
+        """
         queue = list(nodes)
         while queue:
             node = queue.pop(0)
@@ -178,7 +189,10 @@ class Rewriter:
                 queue.extend(node.users)
 
     def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
-        """Record why the pass almost matched at `node` but did not. If the user's options or weights are the reason
-        (`by_request`), the number of expected matches drops by one."""
+        """Record why the pass did not rewrite `node`, although it almost matched.
+
+        `by_request` says that the user's options or weights are the reason. The pass may then apply one rewrite fewer
+        than expected.
+        """
         self.refusals.append(Refusal(node.name, reason))
         self.excused += by_request

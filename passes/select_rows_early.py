@@ -23,17 +23,15 @@ _ARITHMETIC = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 @dataclass(frozen=True)
 class SelectRowsEarly(Pass):
-    """Moves `select_rows`, which keeps only the rows that get logits, from the end of the model to the result of the
-    last attention: `select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`. This is possible for calls that work
-    row by row.
+    """Runs the calls after the last attention only for the rows that get logits.
 
-    A model selects rows just before its last norm. So a prefill step would run everything after the last attention for
-    every token, and use one row per sequence. After the pass, one selection reads the result of attention, and another
-    the residual stream. The q, k and v of the last layer still read all rows.
+    A model selects these rows with `select_rows` just before its last norm. The pass moves the selection up:
+    `select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`, for calls that work row by row. At the end, one
+    selection reads the result of attention, and another one the residual stream. A prefill step then computes one row
+    per sequence after the last attention, not one per token.
 
-    The pass only runs in bucket classes (ranges of step sizes) whose steps may hold a prompt. In other steps most rows
-    get logits, and the second selection would be a useless launch. A class for steps of all sizes pays for that launch
-    in decode steps, and saves most of a layer in each prefill step.
+    The pass only runs in bucket classes (ranges of step sizes) whose steps may hold a prompt. In other steps, most rows
+    get logits, and the second selection would only cost a launch.
     """
 
     name: ClassVar[str] = "select-rows-early"
@@ -59,14 +57,16 @@ class SelectRowsEarly(Pass):
 
 
 def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
-    """Return whether steps of a bucket class (a range of step sizes) may hold many tokens of one prompt. Most tokens of
-    a prompt get no logits."""
+    """Return whether steps of a bucket class (a range of step sizes) may hold many tokens of one prompt.
+
+    Most tokens of a prompt get no logits.
+    """
     few = GPU_FEW_TOKENS if target.device == "cuda" else FEW_TOKENS
     return bucket.q_max != 1 and bucket.tokens[1] > few
 
 
 def _results(call: fx.Node) -> list[fx.Node]:
-    """Return the nodes of a call's results: the items that other calls take from its tuple, or else the call itself."""
+    """Return the nodes of a call's results: the getitem nodes if it returns a tuple, else the call itself."""
     return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
 
 
@@ -77,20 +77,24 @@ def _selections(call: fx.Node) -> list[fx.Node]:
 
 
 def _count(call: fx.Node) -> Size:
-    """Return the number of rows of a call's results: an int, or a symbolic dim such as "T"."""
+    """Return the number of rows in a call's results: an int, or a symbolic dim such as "T"."""
     return tensor_type(_results(call)[0]).shape[0]
 
 
 def _keeps_state(call: fx.Node) -> bool:
-    """Return whether a call reads or writes states, as attention over cached pages does. Row selection cannot move
-    before such a call, which needs all rows."""
+    """Return whether a call reads or writes states, as attention over cached pages does.
+
+    Such a call needs all rows, so row selection cannot move before it.
+    """
     op = op_of(call.target)
     return op is not None and op.effect is not Effect.PURE
 
 
 def _row_arguments(call: fx.Node) -> list[fx.Node]:
-    """Return the tensor arguments of a call that have the same rows as its results: row i of the results depends only
-    on row i of each. Empty if the call does not work row by row."""
+    """Return the arguments that a call reads row by row: row i of its results depends only on row i of each.
+
+    The list is empty if the call mixes rows.
+    """
     rows = [value for value in call.all_input_nodes if tensor_type(value).shape[:1] == (_count(call),)]
     op = op_of(call.target)
     if op is None:
@@ -104,7 +108,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
 
 
 def _keeps_rows(call: fx.Node) -> bool:
-    """Return whether a call of an aten op, such as a view or a slice, neither mixes nor reorders rows."""
+    """Return whether a call of an aten op, such as a view or a slice, keeps rows apart and in order."""
     axes = len(tensor_type(call).shape)
     if call.target is _VIEW:
         return bool(call.args[1][0] == -1)  # type: ignore[index]  # its sizes
@@ -116,8 +120,12 @@ def _keeps_rows(call: fx.Node) -> bool:
 
 
 def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
-    """Return why the call cannot run on selected rows only; "" if it can. `rows` are the arguments to select rows of.
-    `selections` are the `select_rows` calls that read its results, and `made` those that the pass has added so far."""
+    """Return why a call cannot run on selected rows only; "" if it can.
+
+    rows         arguments of the call to select rows of
+    selections   `select_rows` calls that read its results
+    made         `select_rows` calls that the pass has added so far
+    """
     if not isinstance(count := _count(call), str):
         return f"it has {count} rows in every step"
     if not rows:
@@ -140,9 +148,14 @@ def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], mad
 def _move_after_selections(
     rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
 ) -> None:
-    """Move a call after the selection of rows: select the rows of its arguments `rows`, and run the call on these rows
-    only. The new call replaces the call and the `selections` that read its results. `made` collects the added
-    selections."""
+    """Run a call only on selected rows.
+
+    The new results replace the old ones and the `select_rows` calls that read them.
+
+    rows         arguments of the call to select rows of
+    selections   `select_rows` calls that read its results
+    made         set to which added `select_rows` calls are added
+    """
     by = selections[0].args[1]
     early = {value: _selection(rewriter, value, by, made) for value in rows}
     given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
@@ -164,8 +177,10 @@ def _move_after_selections(
 
 
 def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
-    """Return the call `select_rows(value, by)`, placed right after `value`. An existing call is used if there is one; a
-    new call is added to `made`."""
+    """Return the call `select_rows(value, by)`, placed right after `value`.
+
+    It is an existing call if there is one. A new call is added to `made`.
+    """
     place = value.next if value.op != "placeholder" else next(rewriter.program.calls())
     for user in value.users:
         if is_call(user, ops.select_rows.overload) and user.args == (value, by):

@@ -29,10 +29,10 @@ _VIEW = torch.ops.aten.view.default
 
 @dataclass(frozen=True)
 class Shard(Pass):
-    """Splits params over the devices of a mesh, and changes the types of all values to those of the part on one rank.
+    """Splits params over the devices of a mesh, and changes all types to those of the part on one rank.
 
-    If a call needs a value in another placement (distribution over the ranks) than it has, a `redistribute` is
-    inserted. The pass insert-collectives replaces it later. Each split param counts as a match of the pass.
+    A call may need a value in another placement (distribution over ranks) than it has. Then a `redistribute` call is
+    added, which insert-collectives replaces later. Each split param counts as one rewrite.
     """
 
     name: ClassVar[str] = "shard"
@@ -58,8 +58,10 @@ class Shard(Pass):
 
 
 def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
-    """Divide a param over the mesh as its `split` says. Without a split, every rank holds the whole param. If the sizes
-    do not fit, an optional split is ignored; for a required one, raise OptionError."""
+    """Divide a param over the mesh as its `split` says. Without a split, every rank holds the whole param.
+
+    If the sizes do not fit, an optional split is ignored. For a required split, OptionError is raised.
+    """
     program, name = rewriter.program, str(param.target)
     spec = program.params[name]
     split = spec.split
@@ -91,8 +93,11 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
 
 
 def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:
-    """Return a recipe that writes each run of `unit` elements along `dim` `times` times in a row, such as KV heads for
-    more ranks than heads. `made` is the recipe of the tensor, and `shape` its shape."""
+    """Return a recipe that writes each run of `unit` elements along `dim` `times` times.
+
+    An example is KV heads, if there are more ranks than heads. `made` is the recipe of the tensor, and `shape` its
+    shape.
+    """
     sizes = [int(size) for size in shape]
     heads = (*sizes[:dim], sizes[dim] // unit, unit, *sizes[dim + 1 :])
     flat = (*sizes[:dim], sizes[dim] * times, *sizes[dim + 1 :])
@@ -100,8 +105,10 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 
 
 def _prepare(rewriter: Rewriter) -> None:
-    """Replace two kinds of calls that cannot run on split weights: an embedding whose rows are split, and a linear with
-    bias whose results become partial sums."""
+    """Replace calls that cannot run on split weights.
+
+    They are embeddings with split rows, and linears with a bias whose results become partial sums.
+    """
     program = rewriter.program
     for node in list(program.calls()):
         target, bound = _target(node), named_arguments(node)
@@ -115,7 +122,7 @@ def _prepare(rewriter: Rewriter) -> None:
 
 
 def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
-    """Rewrite linear(x, w, b) as linear(x, w) + b, so that the bias is added once, after the sum over ranks."""
+    """Rewrite linear(x, w, b) as linear(x, w) + b. So the bias is added once, after the sum over ranks."""
     _, args, node.kwargs = replace(matmul, bias=None).call()
     node.args = tuple(args)
     graph = rewriter.program.graph
@@ -126,8 +133,7 @@ def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
 
 
 def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:
-    """Return the placement by which a mesh axis shards `weight` along `dim`; None if it is not sharded along that
-    dim."""
+    """Return the placement of `weight` by which a mesh axis shards it along `dim`; None if none does."""
     placements = placement_of(weight, program)
     return next((place for place in placements if place.kind == "shard" and place.dim == dim), None)
 
@@ -138,17 +144,21 @@ def _target(node: fx.Node) -> Op | None:
 
 @dataclass
 class _Walk:
-    """Changes the types of calls, one by one in program order, to those of one rank's part. `whole` has the types of
-    values before sharding. `known` has the values that were redistributed so far, by the value and the new
-    placement."""
+    """Changes the calls of a program, in order, from whole values to the parts on one rank.
+
+    whole   node -> type before sharding
+    known   (value, new placement) -> node of the redistributed value. A placement of None means whole on every rank.
+    """
 
     rewriter: Rewriter
     whole: dict[fx.Node, ValueType | None]
     known: dict[tuple[fx.Node, Spot], fx.Node]
 
     def localize(self, node: fx.Node) -> None:
-        """Redistribute the arguments of a call to the placements (distributions over ranks) that its op needs. Then set
-        the call's own placement, and its type on one rank."""
+        """Redistribute the arguments of a call to the placements (distributions over ranks) that its op needs.
+
+        Then set the placement of the call, and its type on one rank.
+        """
         program = self.rewriter.program
         for value in node.all_input_nodes:  # partial sums that one user needed whole are shared
             if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
@@ -167,8 +177,10 @@ class _Walk:
         build.set_placement(node, program)
 
     def _localize_view(self, node: fx.Node, axis: str) -> None:
-        """Change the sizes of a view to those of one rank's part. If the view does not keep the sharded dim intact,
-        gather its operand from all ranks first."""
+        """Change the sizes of a view to those of one rank's part.
+
+        If no dim of the view can be sharded like its argument, the argument is first gathered from all ranks.
+        """
         source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
         assert isinstance(source, fx.Node)
         place = next((item for item in placement_of(source, self.rewriter.program) if item.axis == axis), None)
@@ -187,9 +199,14 @@ class _Walk:
         node.args = (source, sizes)
 
     def moved(self, value: fx.Node, axis: str, at: Spot, need: Spot, *, before: fx.Node) -> fx.Node:
-        """Return `value` in another distribution over the mesh axis `axis`. It has the placement `at` and needs the
-        placement `need`; None means whole on every rank. A `redistribute` is added before the node `before`, unless an
-        earlier one can be used. Raises PassError if no collective does this."""
+        """Return `value` in another placement (distribution over ranks) along the mesh axis `axis`.
+
+        at       the present placement; None: whole on every rank
+        need     the needed placement; None: whole on every rank
+        before   node before which a `redistribute` call is added, unless an earlier one can be used
+
+        Raises PassError if no collective does this.
+        """
         if value.op == "placeholder" and value.meta["kind"] == "param":
             raise PassError(
                 f"param '{value.target}' is {spot_text(at, axis)}",

@@ -16,12 +16,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class SplitAddRMSNorm(Pass):
-    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)` where a backend can fuse each part with a matmul
-    instead.
+    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)`, where a backend fuses each part with a matmul.
 
-    With few tokens, the matmul before the op can add the residual as it stores, and the matmul after the op can norm
-    its input as it loads. The fused op would be a launch between these two. Backends decide this per bucket class (a
-    range of step sizes).
+    With few tokens, the matmul before it can add the residual as it stores its result. The matmul after it can norm its
+    input as it loads. The fused op would be one more launch between the two. Backends decide this for each bucket class
+    (a range of step sizes).
     """
 
     name: ClassVar[str] = "split-add-rms-norm"

@@ -11,16 +11,21 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory that holds a value: `holder` is the node for which it was allocated, and `type` the type of the tensor
-    that fills it. A view has the memory of the value that it views."""
+    """The memory that holds a value.
+
+    holder   the node for which the memory was allocated. For a view, it is the viewed value.
+    type     type of the tensor that fills the memory. A region's result may be a view of a larger tensor.
+    """
 
     holder: fx.Node
     type: TensorType
 
 
 def storages(program: Program) -> dict[fx.Node, Storage]:
-    """Return the memory that holds each tensor, for all calls of a program, by the node of the tensor. A view has the
-    memory of the value that it views, which may be a param, input or state."""
+    """Return for each computed tensor, by its node, the memory that holds it.
+
+    A view has the memory of the viewed value, which may be a param, input or state.
+    """
     found: dict[fx.Node, Storage] = {}
     shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the region call and the body's base node
     for node in program.calls():
@@ -37,8 +42,10 @@ def storages(program: Program) -> dict[fx.Node, Storage]:
 
 
 def _made_by(node: fx.Node) -> tuple[fx.Node, int]:
-    """Return the call that computes a node's value, and the index of the value in the call's tuple; 0 if it returns no
-    tuple."""
+    """Return the call that computes a node's value, and the index of the value in the call's tuple.
+
+    The index is 0 if the call returns no tuple.
+    """
     if node.target is operator.getitem:
         call, index = node.args
         assert isinstance(call, fx.Node) and isinstance(index, int)
@@ -59,11 +66,14 @@ def _of_region(
     found: dict[fx.Node, Storage],
     shared: dict[tuple[fx.Node, fx.Node], Storage],
 ) -> Storage:
-    """Return the memory that holds a result of a region's call. The result may be a view, since regions return views
-    without copies; it then shares the memory of an input or of another result.
+    """Return the memory that holds one result of the call of a region (calls compiled together).
 
-    `index` is the number of the result and `node` its node. `found` has the memory of earlier nodes. `shared` has the
-    memory of results by the region's call and the node in its body that they view.
+    The result may be a view of an input or of another result. It then has the memory of that value.
+
+    index    index of the result
+    node     node of the result
+    found    earlier node -> its memory
+    shared   (call of the region, viewed node in the region) -> memory
     """
     assert isinstance(call.target, RegionCall)
     body = program.regions[call.target.name].body

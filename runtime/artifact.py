@@ -41,16 +41,20 @@ FileChunk = tuple[FileEntry, int]
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact (the folder that compiling a model writes), after `open_artifact` has checked it. `folder` is its
-    absolute path; `build_id` is the SHA-256 of manifest.json, in hex."""
+    """An artifact: the folder that compiling a model writes. `open_artifact` checks it and returns this object.
+
+    folder     the absolute path of the folder
+    manifest   the content of manifest.json
+    build_id   the SHA-256 of manifest.json, in hex
+    """
 
     folder: Path
     manifest: Manifest
     build_id: str
 
     def file(self, relpath: str) -> Path:
-        """Return the path of a file, given its path within the artifact. Raises ArtifactError if the manifest does not
-        list it."""
+        """Return the absolute path of a file. `relpath` is its path within the artifact. Raises ArtifactError if the
+        manifest does not list it."""
         return self.folder / self._entry(relpath).path
 
     def read_text(self, relpath: str) -> str:
@@ -94,15 +98,18 @@ class Artifact:
         return read_trace(self.read_json(PASSES), self.read_timings(), self.read_text)
 
     def weight_files(self) -> tuple[str, ...]:
-        """Return the relative paths of the weight files, in the order in which they are loaded, which is sorted by
-        name."""
+        """Return the paths of the weight files within the artifact, in the manifest's order. They are loaded in this
+        order."""
         return tuple(entry.path for entry in self.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
 
     def verify_files(self, relpaths: Iterable[str] | None = None, threads: int | None = None) -> None:
-        """Compute the digest of each chunk of the files `relpaths` (default: all files of the manifest) on `threads`
-        threads, and compare it with the manifest.
+        """Compute the digests of files and compare them with the manifest. The manifest has one digest for each chunk
+        of a file.
 
-        It is safe to call from several threads at once. Raises one ArtifactError that lists all damaged chunks.
+        relpaths   the files' paths within the artifact; default: all files of the manifest
+        threads    the number of threads that compute digests; default: one per core, at most 8
+
+        Several threads may call this at once. Raises one ArtifactError that lists all damaged chunks.
         """
         chunks = self.chunks(relpaths)
         try:
@@ -112,14 +119,14 @@ class Artifact:
         self.check_digests(dict(zip(chunks, found, strict=True)))
 
     def chunks(self, relpaths: Iterable[str] | None = None) -> list[FileChunk]:
-        """Return the chunks of the files `relpaths` (default: all files of the manifest), each as (file, index of the
-        chunk in the file). The manifest has a digest for each chunk."""
+        """Return the chunks of files, each as (file, index of the chunk in the file). The manifest has a digest for
+        each chunk. `relpaths` are the files' paths within the artifact; default: all files of the manifest."""
         entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
         return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
 
     def check_digests(self, found: Mapping[FileChunk, str]) -> None:
-        """Compare the digests `found` with those of the manifest. `found` maps chunks, as (file, index of the chunk),
-        to the SHA-256 computed from the file, in hex. Raises one ArtifactError that lists all damaged chunks."""
+        """Compare computed digests with those of the manifest. `found` maps (file, index of a chunk in it) to the
+        SHA-256 of the chunk, in hex. Raises one ArtifactError that lists all damaged chunks."""
         damaged = [
             f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
             f"expected sha256 {entry.chunks[index]}, found {digest}"
@@ -135,8 +142,8 @@ class Artifact:
             )
 
     def unreadable(self, error: OSError) -> ArtifactError:
-        """Return the ArtifactError that reports a file of the artifact that cannot be read. `error` is the error of the
-        operating system."""
+        """Return the ArtifactError for a file of the artifact that cannot be read. `error` comes from the operating
+        system."""
         return _unreadable(self.folder, error)
 
     def _entry(self, relpath: str) -> FileEntry:
@@ -160,14 +167,15 @@ def open_artifact(
     verify: bool = True,
     threads: int | None = None,
 ) -> Artifact:
-    """Open an artifact folder. Refuse one that is damaged, incomplete or of another schema version.
+    """Open an artifact folder and check it. A damaged or incomplete artifact, or one of another schema version, is
+    refused.
 
-    The checks, in order: schema version, checksum of the manifest, fields of the manifest, the caller's `check`, names
-    and sizes of all files, and, with `verify`, digests.
+    The checks run in this order: schema version, checksum of the manifest, fields of the manifest, `check`, names and
+    sizes of all files, digests.
 
-    check     the caller's own check of the manifest, called with it; the loader passes one that compares the artifact's
-              target and versions with this machine
-    verify    compare the digests of all files except the weights, which the loader checks while it copies them
+    check     a further check: called with the manifest, raises an error to refuse the artifact. The loader compares the
+              artifact's target and versions with this machine
+    verify    compare the digests of all files except the weights. The loader checks the weights while it copies them
     threads   number of threads that compute digests; default: one per core, at most 8
 
     Raises ArtifactError, and the errors of `check`.
@@ -191,8 +199,8 @@ def open_artifact(
 
 
 def malformed(file: str, error: ValidationError) -> ArtifactError:
-    """Return the ArtifactError for an artifact's JSON file that breaks its schema. `file` is the file's name. `error`
-    is what pydantic raised; the ArtifactError names the first wrong field."""
+    """Return the ArtifactError for a JSON file that breaks its schema. `file` is the file's name, and `error` is
+    pydantic's. The ArtifactError names the first wrong field."""
     first = error.errors()[0]
     field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
     return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
@@ -267,8 +275,8 @@ def _schema_error(folder: Path, version: object) -> ArtifactError:
 
 
 def _checkpoint(folder: Path) -> str:
-    """Return the path or name of the checkpoint that an artifact was compiled from, quoted for a shell; "CHECKPOINT" if
-    timings.json does not name it."""
+    """Return the path or hub name of an artifact's checkpoint, quoted for a shell. It comes from timings.json. Return
+    "CHECKPOINT" if that file does not name it."""
     path = folder / TIMINGS
     try:
         value = parse_json(_read_capped(path)) if path.is_file() else None
@@ -302,8 +310,8 @@ def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise ArtifactError if a file of the artifact is missing, is not listed in the manifest, is a link, or has
-    another size than in the manifest. Do not read the files."""
+    """Raise ArtifactError if the files in the folder differ from the manifest, without reading them. Each listed file
+    must be there with its size. No other files may be there, and no links."""
     found: dict[str, int] = {}
     odd: list[str] = []
     pending = [folder]

@@ -17,20 +17,20 @@ from ingot.runtime.token_counts import Recount
 
 
 class Chunk(NamedTuple):
-    """Consecutive tokens of one sequence that a step processes: `length` tokens, the first at position `start`.
+    """Consecutive tokens of one sequence in a step: `length` tokens, the first at position `start`.
 
-    row         the sequence's device row: its index in the per-sequence tensors on the device, which hold its last
-                token and its position
-    on_device   the host does not know the tokens yet. The device reads the first token and its position from the device
-                row, and the other tokens from the drafts in that row. `start` is then the largest position that the
-                first token may have
-    rows        how many rows of logits are sampled: those of the last `rows` tokens; 0 in the middle of a prompt
-    block       block diffusion: the number of positions in the block; 0 for other models. If `on_device`, the device
-                row holds the block's tokens. Otherwise positions without a known token are masked
-    scored      for prompt_logprobs: the positions with logits from which the log-probability of the next prompt token
-                is returned
-    recounts    the device row's token counts, which penalties use, lack the tokens before `start` and must be
-                recomputed
+    request     the sequence
+    row         the sequence's device row: its index in the per-sequence tensors on the device
+    start       the position of the first token. With `on_device` it is the largest possible position
+    length      the number of tokens
+    on_device   the device row holds the first token, its position, and the drafts that follow. The host does not know
+                them yet
+    rows        a token is sampled from the logits of each of the last `rows` tokens; 0 in the middle of a prompt
+    scored      for prompt_logprobs: the positions whose logits give the log-probability of the next prompt token
+    recounts    the token counts in the device row, which penalties use, must be recomputed. They lack the tokens before
+                `start`
+    block       block diffusion: the number of positions in the block; 0 for other models. Positions without a known
+                token are masked. With `on_device`, the device row holds the block's tokens
     """
 
     request: Request
@@ -44,11 +44,11 @@ class Chunk(NamedTuple):
     block: int = 0
 
     def tokens(self) -> Sequence[int] | Array:
-        """Return the token ids to put into the step's inputs. Negative ids are placeholders for tokens that are only on
-        the device, in the sequence's device row (its row in the per-sequence tensors): -1 is its last token, and -2 - i
-        is draft i.
+        """Return the chunk's token ids, as the step's inputs need them. An id below 0 stands for a token that only the
+        device knows. The token is in the sequence's device row (its row in per-sequence tensors).
 
-        With block diffusion, -1 is a masked position, and -2 - i is position i of the block in the device row.
+        -1 is the last token, and -2 - i is draft i. With block diffusion, -1 is a masked position, and -2 - i is
+        position i of the block in the device row.
         """
         if self.on_device:
             return (-2 if self.block else -1) - np.arange(self.length)
@@ -61,19 +61,18 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One scheduled step: the sequences in it, and its inputs.
+    """One scheduled step: its sequences and its inputs.
 
     step      the number of the step
-    decodes   the sequences that decode one token; they come first in the step, and their input token is in the device
-              row
-    chunks    the tokens of the other sequences, such as prompt chunks; they follow
-    sampled   all requests for which the step samples tokens, in the order of their rows of logits
+    decodes   the sequences that decode one token. They come first in the step. The device knows their input tokens
+    chunks    the tokens of the other sequences, such as prompt chunks; they come after `decodes`
+    sampled   the requests for which the step samples tokens, in the order of their rows of logits
     inputs    the step's inputs on the host
-    scored    (request, number of rows of logits) for each request that gets prompt_logprobs from this step; these rows
-              come after those of `sampled`
+    scored    (request, number of rows of logits) for each request that gets prompt_logprobs. These rows come after
+              those of `sampled`
     rows      the number of rows of logits of each request in `sampled`; None: one row each
 
-    If no row is sampled or scored, the step computes one dummy row of logits, and its token is ignored.
+    If no row is sampled or scored, the step computes one dummy row of logits. Its token is ignored.
     """
 
     step: int
@@ -113,14 +112,15 @@ def build_step(
     """Write the inputs of a step into `buffer`, and return the step. It has at least one sequence.
 
     step           the number of the step
-    decodes        requests that decode one token, which the device reads from their device row (their row in the
-                   per-sequence tensors on the device)
+    decodes        requests that decode one token. The device reads that token from its per-sequence tensors
     chunks         the tokens of the other requests, such as prompt chunks
-    tables         the page tables and sampling values of running requests, by device row
+    tables         the page tables and sampling values of running requests
+    buffer         the memory for the inputs
     page_size      positions in a page of the KV cache
-    groups         the groups of KV caches with common page tables, in the order of `tables.pages`
-    least_shared   use cascade attention, which reads a prefix once for all sequences that share it, if that saves
-                   reading at least this many cached positions; None: never
+    groups         the cache groups, in the order of `tables.pages`. A cache group is KV caches that share one page
+                   table
+    least_shared   use cascade attention if it saves reading at least this many cached positions; None: never. Cascade
+                   attention reads a shared prefix once for all its sequences
     """
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
@@ -151,8 +151,8 @@ def build_step(
     inputs = buffer.views(sizes)
 
     def totals() -> Array:
-        """Return, for each row of logits that is sampled, how many tokens its sequence has once that row's token is
-        added. With drafts this is the largest possible number."""
+        """Return, for each row of logits, the length of its sequence after a token is sampled from that row. Lengths
+        count prompt and output. With drafts, they are the largest possible lengths."""
         lens = [request.num_computed + 1 for request in decodes]
         for chunk in sampling:
             lens += range(chunk.start + chunk.length - chunk.rows + 1, chunk.start + chunk.length + 1)
@@ -179,9 +179,12 @@ def _fed(
     page_size: int,
     groups: Sequence[CacheGroup],
 ) -> Fed:
-    """Return the values from which the inputs of a step are written. `rows` has each sequence's device row (its row in
-    the per-sequence tensors). The first `num_decodes` sequences have one token each in the step, the others have those
-    of `chunks`."""
+    """Return the values from which the inputs of a step are written.
+
+    rows          each sequence's device row (its index in the per-sequence tensors on the device)
+    num_decodes   how many sequences decode one token; they come first
+    chunks        the tokens of the other sequences, in order
+    """
     lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.int32)
     lengths[num_decodes:] = [chunk.length for chunk in chunks]
     samples[num_decodes:] = [chunk.rows for chunk in chunks]

@@ -12,8 +12,8 @@ from ingot.runtime.bucket import Bucket
 
 
 def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Return the weights of `params` that the plan uses, by name. `sizes` has the values of the plan's symbolic dims,
-    by name.
+    """Return the weights that the plan uses, by name. `params` has all weights by name. `sizes` has the value of each
+    symbolic dim by name.
 
     Raises ArtifactError if a weight is missing, or has another dtype, shape or strides than in the plan.
     """
@@ -28,10 +28,13 @@ def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[
 def step_sizes(
     types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the size of each symbolic dim of a step: those of `sizes`, which are known at load time, and those read
-    from the shapes of `inputs`, such as `T` tokens and `B` sequences.
+    """Return the size of each symbolic dim of a step, by name, such as `T` tokens and `B` sequences.
 
-    `types` has the types of the inputs by name. Raises InternalError if an input is missing or not of its type.
+    types    the type of each input, by name
+    inputs   the step's inputs; their shapes give the sizes
+    sizes    the sizes that are known at load time
+
+    Raises InternalError if an input is missing or not of its type.
     """
     found_sizes = dict(sizes)
     for name, value_type in types.items():
@@ -46,11 +49,15 @@ def step_sizes(
 
 
 def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """Return the first of `buckets` that can run a step with these inputs. A bucket class is a range of step sizes that
-    shares one compiled plan.
+    """Return the first bucket class that can run a step. A bucket class is a range of step sizes with one compiled
+    plan.
 
-    `inputs` are on the host; `sizes` has the step's dims by name. For a program without the dim `T` (tokens), such as
-    some draft models, each sequence counts as one token. Raises InternalError if no bucket class can run the step.
+    buckets   the bucket classes to choose from
+    inputs    the step's inputs on the host, by name
+    sizes     the step's symbolic dims, by name. Without the dim `T` (tokens), as in some draft models, each sequence
+              counts as one token
+
+    Raises InternalError if no bucket class can run the step.
     """
     tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
     if "T" in sizes and "q_lens" in inputs:
@@ -62,9 +69,13 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
 
 
 def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
-    """Return the error to raise for a step that is too large for all of `classes`. A bucket class is a range of step
-    sizes that shares one compiled plan. `tokens` are the step's tokens, and `q_max` is the most tokens of one sequence
-    in it."""
+    """Return the error for a step that is too large for every bucket class. A bucket class is a range of step sizes
+    with one compiled plan.
+
+    classes   the bucket classes
+    tokens    the number of tokens in the step
+    q_max     the most tokens of one sequence in the step
+    """
     return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
         expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),

@@ -24,12 +24,11 @@ _TOKEN_BYTES = 4
 
 
 class BlockHashes:
-    """The hashes of a sequence's full blocks of tokens, which find blocks in the prefix cache. `extend` adds tokens.
+    """The hashes of a sequence's full blocks of tokens, by which the prefix cache finds KV pages. `extend` adds tokens.
 
     block_size   tokens in a block
-    salt         bytes that all hashes depend on: only sequences with an equal salt share blocks (a tenant's secret, or
-                 empty)
-    extra_keys   other values that the KV depends on, in order (an adapter's id, the digest of an image)
+    salt         bytes that change all hashes: only sequences with an equal salt share pages; empty: no salt
+    extra_keys   other values that change keys and values, in order, such as an adapter's id or an image's digest
     """
 
     def __init__(self, block_size: int, *, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> None:
@@ -47,7 +46,8 @@ class BlockHashes:
         return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
 
     def copy(self) -> "BlockHashes":
-        """Return a copy that can be extended on its own, for another sequence with the same tokens so far."""
+        """Return a copy for another sequence with the same tokens so far. Extending the copy does not change this
+        object."""
         found = copy.copy(self)
         found.digests, found._open = self.digests[:], self._open[:]
         return found

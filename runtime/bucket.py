@@ -18,15 +18,16 @@ Libraries = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 @dataclass(frozen=True)
 class _Step:
-    """One instruction of a bucket class (range of step sizes that shares one compiled plan), prepared to run: its
-    function and its arguments. Values that are computed in the step are in a table, and are referred to by their index
-    in it.
+    """One instruction of a compiled plan, ready to run: a function and its arguments. The values of a step are in a
+    table; an index in the table stands for a value.
 
+    run       the function
     args      positional arguments; None in place of a value of the table
-    slots     for each such argument, (its position in `args`, its index in the table)
+    slots     (position in `args`, index in the table) for each of these values
+    kwargs    keyword arguments
     results   the table index of each result; -1 if it is unused
     single    the function returns one value, not a sequence of values
-    frees     table indices to clear afterwards
+    frees     the table indices to clear afterwards
     what      the name of the op or executable, for messages
     """
 
@@ -42,8 +43,14 @@ class _Step:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an instruction that is about to run, with its arguments; `number` is the instruction's index in the
-    bucket class. It is the argument of a `Watch`, a hook that is called in place of each instruction."""
+    """One call of an instruction, with its arguments, before it runs. A `Watch` (a debugging hook) gets it and may run
+    it.
+
+    bucket   the plan that has the instruction
+    number   the index of the instruction in that plan
+    args     positional arguments
+    kwargs   keyword arguments
+    """
 
     bucket: BucketPlan
     number: int
@@ -56,8 +63,8 @@ class Call:
         return self.bucket.instructions[self.number]
 
     def __call__(self) -> Any:
-        """Run the instruction and return its result: for an op, one value or a tuple; for a compiled region (fused
-        calls), a list; None if the instruction only updates states."""
+        """Run the instruction and return its result. An op returns one value or a tuple, a compiled region a list. An
+        instruction that only updates states returns None."""
         return self._run(*self.args, **self.kwargs)
 
 
@@ -66,13 +73,15 @@ Watch = Callable[[Call], Any]
 
 
 class Bucket:
-    """Runs the compiled instructions of one bucket class: a range of step sizes that shares one compiled plan.
+    """Runs the compiled instructions of one bucket class. A bucket class is a range of step sizes with one compiled
+    plan.
 
-    resident      weights and states (tensors that are kept between steps, such as KV caches), by name
+    plan          the bucket class with its instructions
+    resident      weights and states, by name. States are tensors that are kept between steps, such as KV caches
     inputs        the names of a step's inputs
     outputs       the names of the values that a step returns
-    executables   the compiled functions of regions (fused calls) and single calls, by executable id
-    libraries     the functions of each backend's kernel library, by backend and op
+    executables   the compiled functions, by executable id. Each computes one call, or several fused calls
+    libraries     the kernel libraries: backend name -> op name -> function
     """
 
     def __init__(
@@ -129,8 +138,8 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
-        """Run a whole step on `inputs`, the model's forward pass and its ending (such as sampling), and return its
-        outputs by name.
+        """Run a step on `inputs`, and return its outputs by name. It runs the forward pass, then the ending, such as
+        sampling.
 
         sizes   the size of every symbolic dim, by name
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
@@ -139,8 +148,8 @@ class Bucket:
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
-        """Run the first part of a step on `inputs`: the forward pass. `end` must be called next; it runs the ending,
-        such as sampling. The bucket class must not run anything else in between.
+        """Run the first part of a step on `inputs`: the forward pass. The next call must be `end`, which runs the
+        ending, such as sampling.
 
         sizes   the size of every symbolic dim, by name
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
@@ -155,7 +164,7 @@ class Bucket:
             raise
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
-        """Run the last part, such as sampling, of the step that `begin` began, and return the step's outputs by name.
+        """Run the last part of the step that `begin` began, such as sampling. Return the step's outputs by name.
 
         sizes   the size of every symbolic dim, by name
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
@@ -211,12 +220,12 @@ class Bucket:
 def bound_buckets(
     plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
 ) -> list[Bucket]:
-    """Return the plan's bucket classes (ranges of step sizes that share compiled code), ready to run, in the plan's
-    order.
+    """Return the plan's bucket classes, ready to run, in the plan's order. A bucket class is a range of step sizes with
+    one compiled plan.
 
-    resident      the plan's weights and states (tensors that are kept between steps), by name
-    executables   the compiled functions of regions (fused calls) and single calls, by executable id
-    libraries     the functions of each backend's kernel library, by backend and op
+    resident      the weights and states, by name. States are tensors that are kept between steps, such as KV caches
+    executables   the compiled functions, by executable id. Each computes one call, or several fused calls
+    libraries     the kernel libraries: backend name -> op name -> function
     """
     return [
         Bucket(

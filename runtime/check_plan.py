@@ -25,8 +25,8 @@ _MAIN = "main"
 
 
 def check_positions(file: PlanFile, mesh: Mesh) -> None:
-    """Raise ArtifactError if a plan file lacks the plan of a rank of `mesh` (the arrangement of devices, as tp=2), or
-    has a plan that no rank uses."""
+    """Raise ArtifactError if a plan file does not have exactly one plan for each rank of `mesh`. A mesh is the
+    arrangement of devices, such as tp=2, and a rank is one device in it."""
     if len(file.ranks) != world_size(mesh):
         on = f" on the mesh {mesh_text(mesh)}" if mesh else ""
         raise _error(f"it has positions for {len(file.ranks)} ranks", "ranks", f"{world_size(mesh)}{on}")
@@ -37,9 +37,11 @@ def check_positions(file: PlanFile, mesh: Mesh) -> None:
 
 
 def check_plans(plans: Plans) -> None:
-    """Raise ArtifactError if an executor cannot run one of the plans, or if two plans disagree about a weight, state or
-    executable that they share. Each plan is of one program, such as the model or its draft model. The error says where
-    in plan.json."""
+    """Raise ArtifactError if an executor cannot run the plans of an artifact. There is one plan for each program, such
+    as the model and its draft model.
+
+    The plans must also agree on each weight, state or executable that they share. The error says where in plan.json.
+    """
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
     if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
@@ -60,8 +62,8 @@ def check_plans(plans: Plans) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise ArtifactError if an executor cannot run the plan: a type, name or call in it is wrong. The error says
-    where."""
+    """Raise ArtifactError if an executor cannot run the plan, because a type, name or call in it is wrong. The error
+    says where in plan.json."""
     _check_names([*plan.params, *plan.states, *plan.inputs], PLAN_FILE)
     ending, features = _ending(plan)
     for name, text in plan.inputs.items():
@@ -102,8 +104,9 @@ def check_plan(plan: Plan) -> None:
 
 
 def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
-    """Return the ending of a plan (its last part, such as `sample`) and the names of the features that it uses, such as
-    penalties. Raises ArtifactError if this version of Ingot knows no such ending or feature."""
+    """Return the ending of a plan, and the names of the features that it uses. The ending is the plan's last part, such
+    as `sample`; a feature is, for example, "penalties". Raises ArtifactError if this version of Ingot does not know one
+    of them."""
     try:
         use = parse_ending(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
@@ -123,8 +126,8 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Raise ArtifactError if the bytes of memory that the plan declares, from which the KV cache is sized, do not match
-    the types of its states."""
+    """Raise ArtifactError if the memory sizes that the plan declares are wrong. The size of the KV cache is computed
+    from them. They must match the types of the plan's states."""
     states = planned_states([plan])
     for name, one in states.items():
         if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, *LOADED_DIMS}]:
@@ -207,9 +210,9 @@ def _check_compiled(
 ) -> None:
     """Raise ArtifactError if a call passes tensors of other types than its executable was compiled for.
 
-    live      the types of all values that exist before the call, by name
-    results   the types of the call's results, by name
-    place     the instruction, for the error
+    live      name -> type of each value that exists before the call
+    results   name -> type of each result of the call
+    place     names the instruction in the error
     """
     executable = plan.executables.get(str(instruction.executable))
     if executable is None or executable.backend != instruction.backend:
@@ -247,8 +250,8 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
 
 
 def _check_arguments(instruction: Instruction, place: str) -> int:
-    """Raise ArtifactError if a call's arguments do not fit the signature of its op; `place` names the instruction in
-    the error. Return the number of values that the op returns."""
+    """Check a call's arguments against the signature of its op, and return how many values the op returns. Raises
+    ArtifactError if they do not fit; `place` names the instruction in the error."""
     if instruction.target.startswith("ingot.") and instruction.target.removeprefix("ingot.") not in OPS:
         load_user_ops()
     op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None

@@ -9,12 +9,13 @@ from ingot.runtime.sequence_pages import SequencePages
 
 
 def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
-    """Return a chunk of the next `length` tokens of a sequence. Also set `request.denoises`: whether the chunk includes
-    a block of block diffusion.
+    """Return a chunk of the next `length` tokens of a sequence, and set `request.denoises`.
 
-    goal    the position at which the sequence's next token is sampled; only a chunk that ends there has logits to
-            sample from
+    goal    the position at which the sequence's next token is sampled. A token is sampled only from a chunk that ends
+            there
     block   block diffusion: the number of positions in a block; 0 for other models
+
+    `request.denoises` becomes True if the chunk contains a block of block diffusion that is being generated.
     """
     start = request.num_computed
     last = start + length == goal
@@ -35,8 +36,8 @@ def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
 def drafted_chunk(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> Chunk:
-    """Return the chunk of a speculative step: the last token of a sequence, which the step in flight samples, and its
-    drafts after it. Allocate pages for the drafts.
+    """Return the chunk of a sequence that decodes with draft tokens: its last token and the drafts after it. Allocate
+    pages for the drafts. The device knows these tokens from the step in flight.
 
     running   the number of sequences in the new step
     chunks    the chunks that the new step has so far
@@ -48,14 +49,14 @@ def drafted_chunk(
 def _drafts(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> int:
-    """Return how many draft tokens of the sequence to verify in the new step: as many as its length limit, free pages
-    and the step's token limit allow.
-
-    Return 0 for a request with penalties, and before min_tokens: there the sampled tokens would depend on the number of
-    drafts.
+    """Return how many draft tokens of the sequence to verify in the new step, and allocate pages for them. The length
+    limit, free pages and the step's token limit bound this number.
 
     running   the number of sequences in the new step
     chunks    the chunks that the new step has so far
+
+    The number is 0 for a request with penalties, and before min_tokens. Otherwise sampled tokens would depend on the
+    number of drafts.
     """
     params = request.params
     if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:

@@ -12,7 +12,7 @@ MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pendi
 
 
 class Decoder(Protocol):
-    """The methods of `Tokenizer` that detokenization needs."""
+    """The methods of `Tokenizer` that a TokenDecoder calls."""
 
     added_tokens: Mapping[int, str]
 
@@ -26,20 +26,20 @@ class Decoder(Protocol):
 
 
 class TokenDecoder:
-    """Decodes a growing list of tokens, and returns the text that each new token adds.
+    """Decodes tokens as they arrive, and returns the text that each new token adds.
 
+    tokenizer                       the tokenizer
     context                         the tokens before the first one, such as the prompt's; ignored if they end inside a
                                     character
     skip_special_tokens             special tokens have no text
-    spaces_between_special_tokens   False: a special token that follows another is written without the decoder's space
+    spaces_between_special_tokens   False: no space is written between two special tokens
 
-    A byte-level token may end inside a character; its text is held back until the character is complete. In some
-    tokenizers, text also depends on the tokens before (a leading space), so a token is decoded together with these.
-    `_context` has the tokens of the text returned last, `_pending` the tokens of the text held back.
+    A token may end inside a character. Its text is then held back until the character is complete. In some tokenizers,
+    text also depends on the tokens before, such as a leading space. So a token is decoded together with the tokens
+    before it.
 
-    For byte-level tokenizers, the returned texts concatenate to `decode` of all tokens, without the text of the
-    context. With byte fallback this holds for valid UTF-8. For invalid bytes, `decode` writes replacement characters
-    for the whole run, also where text was returned before.
+    With a byte-level tokenizer, the returned texts add up to `decode` of all tokens. With byte fallback, they do so for
+    valid UTF-8.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TokenDecoder:
         self._after_added = False
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that is complete now, usually this token's text; "" if the token ends inside
-        a character."""
+        """Add a token and return the text that is complete now. This is usually the token's text, or "" if the token
+        ends inside a character."""
         if self._spaces and not self._pending:
             text_of = self._tokenizer.text_of(token_id, self._skip)
             if text_of is not None:
@@ -88,7 +88,7 @@ class TokenDecoder:
         return ""
 
     def finish(self) -> str:
-        """Return the text that was held back, because no more tokens come. Incomplete characters become U+FFFD."""
+        """End the tokens, and return the text that was held back. An incomplete character becomes U+FFFD."""
         if not self._pending:
             return ""
         return self._give_out(self._decode(self._context + self._pending), len(self._pending))
@@ -102,8 +102,9 @@ class TokenDecoder:
         self._context_text = self._tokenizer.decode_alone(context[0], self._skip) if one else self._decode(context)
 
     def _give_out(self, text: str, count: int) -> str:
-        """Return the part of `text` that was not returned before. Then drop the first `count` pending tokens: they
-        become the context of later tokens. `text` is the decoded text of the context and of these tokens."""
+        """Return the part of `text` that was not returned before. `text` is the decoded text of the context tokens and
+        of the first `count` pending tokens (tokens whose text is held back). These pending tokens then become the
+        context of later tokens."""
         new = text[len(self._context_text) :]
         self._settle(self._pending[:count], self._pending[count:])
         return new
@@ -124,10 +125,13 @@ class TokenDecoder:
 class Detokenizer:
     """Turns the tokens of one sequence into text as they arrive, and finds stop strings in it.
 
-    text      (attribute) the text so far, without incomplete characters, and without text that may become a stop string
-    matched   (attribute) the stop string that was found, or None
-    stops     (argument) the automaton that finds `params.stop`, if another sequence of the request has made one; None:
-              make it
+    tokenizer    the tokenizer
+    params       the request's parameters for text and stop strings
+    prompt_ids   the tokens of the prompt
+    stops        finds `params.stop`; the sequences of a request share one. None: make one
+    text         (attribute) the text so far. Incomplete characters, and text that may become a stop string, are held
+                 back
+    matched      (attribute) the stop string that was found, or None
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class Detokenizer:
         self._unstoppable = max(0, self._unstoppable - 1)
 
     def finish(self) -> None:
-        """End the sequence: append the text that was held back."""
+        """End the sequence: add the text that was held back to `text`."""
         self._add(self._decoder.finish())
         if self._matcher is not None:
             self.text += self._matcher.finish()

@@ -28,8 +28,7 @@ from ingot.runtime.tokenizer import Tokenizer
 class EngineRequest:
     """One request of `Engine.add_requests`: an id, a prompt, and sampling parameters.
 
-    stream     streamed output: return an output after each step; False: return one output, when all sequences of the
-               request have ended
+    stream     return an output after each step; False: return one output at the end of all its sequences
     priority   requests with lower numbers are served first; must be 0 unless the scheduler's policy is "priority"
     """
 
@@ -45,8 +44,8 @@ _ListView = Callable[[list[Any]], Sequence[Any]]  # copies a growing list (`list
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One of the n sequences of a request (SamplingParams.n). `logprobs` collects its log-probabilities; None if the
-    request wants none."""
+    """One of the n sequences of a request (SamplingParams.n). `request` is the scheduler's object for it. `logprobs`
+    collects its log-probabilities; None if the request wants none."""
 
     request: Request
     logprobs: SequenceLogprobs | None
@@ -67,7 +66,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Group:
-    """A caller's request while it is served, with its n sequences (SamplingParams.n). One output reports all of
+    """A caller's request while it is served, with its n sequences (SamplingParams.n). Each output reports all of
     them."""
 
     request_id: str
@@ -100,15 +99,15 @@ class _Group:
 
 
 class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
-    """Serves requests for generated tokens. Call `add_requests`, then `step` until `has_unfinished` is false.
+    """Serves requests for generated tokens. Call `add_requests`, then `step` until `has_unfinished` returns False.
 
-    executor        runs the steps that the scheduler makes
+    executor        runs the steps
+    scheduler       selects the tokens of each step
     tokenizer       encodes text prompts and decodes tokens; None: prompts must be token ids
-    vocab_size      size of the model's vocabulary; prompt token ids must be below it
+    vocab_size      size of the model's vocabulary; token ids of prompts must be below it
     eos_token_ids   the model's end tokens; None: the tokenizer's
-    seed            seeds the generator that draws a seed for each request that sets none, as in vLLM's `LLM(seed=0)`
-    work            a function that does work in advance for later steps while the host is idle; its argument is the
-                    number of seconds that it may take
+    seed            seeds the generator that draws a seed for each request without one, as in vLLM's `LLM(seed=0)`
+    work            does work for later steps while the host is idle; its argument is how many seconds it may take
     """
 
     def __init__(
@@ -132,9 +131,12 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
     ) -> None:
-        """Queue one request. If `params` is None, use the default sampling parameters. With `stream`, each later `step`
-        returns an output of the request; without, only the step that ends it. Raises RequestError for a bad request,
-        which is not queued."""
+        """Queue one request. If `params` is None, use the default sampling parameters.
+
+        stream   each later `step` returns an output of the request; False: only the step that ends it returns one
+
+        Raises RequestError for a bad request; then nothing is queued.
+        """
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
     def _queue(self, group: _Group) -> None:
@@ -186,7 +188,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
     def _check(self, request: Request) -> None:
-        """Raise RequestError if the engine could never serve the request, for example because it is too long."""
+        """Raise RequestError if the engine can never serve the request, for example because it is too long."""
         self._scheduler.check(request)
         if request.params.min_tokens and len(ends := request.end_tokens()) > MAX_BANNED:
             raise RequestError(
@@ -224,8 +226,8 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return outputs
 
     def _add_prompt_logprobs(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
-        """Store the prompt_logprobs that a step has computed. Drop those of requests that have ended after the step's
-        launch."""
+        """Store the prompt_logprobs that a step has computed, in the outputs of their requests. Requests that have
+        ended since the launch get none."""
         row = batch.num_sampled_rows
         for request, count in batch.scored:
             group, _ = self._by_request.get(request, (None, None))

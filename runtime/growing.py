@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 class SoFar(Sequence[T], Generic[T]):
     """A read-only view of the elements that the list `growing` has now, without a copy. Elements that are appended
-    later are not part of the view.
+    later are not in the view.
 
-    A view equals a list of the same elements. Slices of a view, and sums with lists, are lists.
+    A view equals a list with equal elements. A slice of a view, or a view plus a list, is a list.
     """
 
     __slots__ = ("_count", "_list")

@@ -10,12 +10,13 @@ from ingot.runtime.logprobs import StepLogprobs
 
 
 class LateStep:
-    """The handle of a step that is launched only in part: its forward pass, but not its ending (such as sampling),
-    which needs inputs that are not known yet.
+    """The handle of a step that is launched in part: its forward pass, but not its ending, such as sampling. The ending
+    waits for late inputs: the host does not know their values yet.
 
-    The caller fills these inputs and calls `finish`. That calls `end`, which launches the ending and returns the handle
-    of the whole step. `bucket` is the name of the step's bucket class (range of step sizes that shares one compiled
-    plan).
+    The caller fills these inputs and calls `finish`. Results can be read after that.
+
+    bucket   the name of the bucket class that runs the step (a range of step sizes with one compiled plan)
+    end      launches the ending, and returns the handle of the whole step
     """
 
     def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:

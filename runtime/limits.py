@@ -10,8 +10,14 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that an artifact was compiled for: the most tokens of a sequence (`max_seq_len`), the most sequences
-    and the most tokens in a step (`max_batch`, `max_tokens`), and the tokens in a KV page (`page_size`)."""
+    """The limits that an artifact was compiled for.
+
+    vocab_size    the size of the vocabulary
+    max_seq_len   the most tokens of a sequence
+    max_batch     the most sequences in a step
+    max_tokens    the most tokens in a step
+    page_size     the tokens in a KV page
+    """
 
     vocab_size: int
     max_seq_len: int
@@ -22,7 +28,7 @@ class Limits:
 
 def read_limits(artifact: Artifact, plans: Plans) -> Limits:
     """Return the limits in an artifact's manifest, such as `max_batch`. Raises ArtifactError if a plan has other
-    limits, because compiled code is correct only within its limits."""
+    limits. Compiled code is correct only within the plan's limits."""
     model = artifact.manifest.model
     for name in Limits.__dataclass_fields__:
         value = model.get(name)

@@ -11,8 +11,8 @@ from ingot.runtime.cuda.allocator import DeviceAllocator
 
 
 def mesh_of(manifest: Manifest) -> Mesh:
-    """Return the mesh (the arrangement of devices, as tp=2) that an artifact was compiled for. Raises ArtifactError if
-    the manifest's mesh is invalid."""
+    """Return the mesh that an artifact was compiled for. A mesh is the arrangement of devices, such as tp=2. Raises
+    ArtifactError if the manifest's mesh is invalid."""
     text = manifest.model.get("mesh")
     if text is None:
         return ONE_DEVICE
@@ -33,15 +33,15 @@ def check_one_device(manifest: Manifest) -> None:
 
 
 def this_rank() -> Rank:
-    """Return this process's rank in the mesh (the arrangement of devices). Serving uses one device, so it is the only
-    rank."""
+    """Return this process's rank: its device in the mesh (the arrangement of devices). Serving uses one device, so
+    there is only one rank."""
     (rank,) = ranks(ONE_DEVICE)
     return rank
 
 
 def on_one_device(device_type: str) -> LoadContext:
-    """Return the context for loading an artifact onto one device: the CPU ("cpu") or the current GPU ("cuda"). A GPU's
-    context has a new CUDA stream."""
+    """Return the context for loading an artifact onto one device. `device_type` is "cpu", or "cuda" for the current
+    GPU. A GPU's context has a new CUDA stream."""
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(

@@ -44,24 +44,24 @@ from ingot.runtime.weights import map_weights
 class Loaded:
     """A model that is loaded and ready to run.
 
-    plans           the compiled plan of each program, such as the model ("main") and its draft model, by name
-    executors       the executor of each program, by the same names; all use the same weights and states
+    artifact        the artifact that it was loaded from
+    plans           the compiled plan of each program, by name; the programs are the model ("main") and others, such as
+                    a draft model
+    context         the device that it runs on
+    executors       the executor of each program, by name; all share weights and states
     tokenizer       None if the checkpoint had none, or if the caller did not request it
     eos_token_ids   the model's end tokens
     limits          the limits that the artifact was compiled for
-    pages           the number of KV pages, by cache group (KV caches with a common page table)
-    scratch         for each cache group with sliding-window attention, by name: its scratch pages (pages that one step
-                    uses for a long prefill), or the reason why it has none
-    slots           the number of slots for per-sequence states, such as those of Mamba layers; 0 for models without
-                    such states
-    phases          the times of the phases of loading
-    context         the device that it runs on
+    pages           cache group -> its number of KV pages; a cache group is KV caches that share one page table
+    scratch         cache group with sliding windows -> its scratch pages, or the reason why it has none. One step uses
+                    scratch pages for a long prefill
+    slots           the number of slots for per-sequence states, such as Mamba's; 0 for models without them
+    phases          how long each phase of loading took
 
-    The phases are: "manifest" (with the digests of all files except the weights), and within it "target" (detecting
-    this machine); "plan"; "tokenizer"; "device" (creating a GPU's context, or waiting for its creation); "weights"
-    (with their digests); "executables"; "states"; "bind"; "warm-up" (each bucket class on padding, and the memory of
-    the largest step); "graph" (the first CUDA graph, or all). "device" runs in parallel with "plan" and "tokenizer",
-    and "weights" with all phases after it.
+    The phases are these. "manifest" checks the digests of all files except the weights; a part of it, "target", detects
+    this machine. "plan" and "tokenizer" read files. "device" creates a GPU's context, in parallel with these two.
+    "weights" reads and checks the weights, in parallel with the phases after it. These are "executables", "states" and
+    "bind". "warm-up" runs steps of padding, and "graph" captures the first CUDA graph, or all; both are for GPUs.
     """
 
     artifact: Artifact
@@ -83,14 +83,14 @@ class Loaded:
 
     @property
     def num_pages(self) -> int:
-        """The number of KV pages of the cache group (KV caches with a common page table) that has fewest; 0 without KV
-        caches. Code that makes steps by hand uses only page numbers below it."""
+        """The fewest KV pages that any cache group has; 0 without KV caches. A cache group is KV caches that share one
+        page table. A page number below this is valid in every group."""
         return min(self.pages.values(), default=0)
 
     @property
     def scratch_pages(self) -> Mapping[str, range]:
-        """The page numbers of the scratch pages (pages that one step uses for a long prefill), by the name of the cache
-        group (KV caches with a common page table)."""
+        """The page numbers of the scratch pages, by cache group. Scratch pages have keys and values that only one step
+        of a long prefill reads. A cache group is KV caches that share one page table."""
         return self.executor.states.scratch_pages
 
     @property
@@ -117,18 +117,19 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    num_pages     pages in the pool of each cache group (KV caches with a common page table); default: as many as fit,
-                  at most what the artifact's limits can use
+    path          the artifact's folder
+    num_pages     pages of each cache group (KV caches that share one page table); default: as many as fit, up to what
+                  the artifact's limits can use
     memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's. Weights and
-                  activations come first; the KV cache gets the rest, up to what the artifact's limits can use
+                  activations come first; the KV cache gets the rest
     threads       number of threads that check digests and copy weights
     capture       when to capture CUDA graphs; "none": launch every instruction separately
-    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as those of Mamba layers
-    phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
-    early         the thread that creates the GPU's context, if it was started
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as Mamba's
+    phases        records the seconds of each phase; default: a new one, in `Loaded.phases`
+    early         the thread that creates the GPU's context; None: create it here
 
-    Raises ArtifactError for a damaged artifact, and TargetError for one compiled for another machine, before any
-    executable file is opened; OptionError if the plan does not fit into memory.
+    Raises ArtifactError for a damaged artifact, and TargetError for one of another machine; then no executable file was
+    opened. Raises OptionError if the plan does not fit into memory.
     """
     phases = phases or Phases()
     if capture not in CAPTURES:
@@ -168,16 +169,17 @@ def bind(
 ) -> Loaded:
     """Load an artifact that is already open onto the device that it was compiled for.
 
-    num_pages     pages in the pool of each cache group (KV caches with a common page table); default: as many as fit,
-                  at most what the artifact's limits can use
+    artifact      the open artifact
+    num_pages     pages of each cache group (KV caches that share one page table); default: as many as fit, up to what
+                  the artifact's limits can use
     memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's
     threads       number of threads that check digests and copy weights
     capture       when to capture CUDA graphs; "none": launch every instruction separately
-    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as those of Mamba layers
-    verify        compare the digests of the weights, which opening does not check
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as Mamba's
+    verify        compare the digests of the weights; opening has not checked them
     text          load the tokenizer too
-    phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
-    early         the thread that creates the GPU's context, if it was started
+    phases        records the seconds of each phase; default: a new one, in `Loaded.phases`
+    early         the thread that creates the GPU's context; None: create it here
 
     Raises ArtifactError for a damaged artifact; OptionError if the plan does not fit into memory.
     """
@@ -253,8 +255,8 @@ def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Toke
     """Load the artifact's tokenizer; None if it has none. `eos` are the end tokens to use if the tokenizer's files name
     none. `phases` records the time.
 
-    The tokenizers library holds the GIL while it reads a vocabulary. So this runs in parallel with the creation of a
-    GPU's context, which does not need the GIL, and not with the threads that copy weights.
+    Reading a vocabulary holds the GIL. So this runs in parallel with the creation of a GPU's context, which needs no
+    GIL. It does not run in parallel with the threads that copy weights.
     """
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None
@@ -272,8 +274,8 @@ def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: 
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
-    """Warm up every executor, and capture its CUDA graph for batch size 1; with `capture` "all", capture all graphs.
-    `phases` records the times as "warm-up" and "graph"."""
+    """Warm up every executor, and capture its CUDA graph for batch size 1. With `capture` "all", capture all its
+    graphs. `phases` records the times as "warm-up" and "graph"."""
     torch.cuda.default_stream(device).synchronize()  # steps run on another stream, which does not wait for the states
     for executor in executors.values():
         with phases.phase("warm-up"):
@@ -285,8 +287,8 @@ def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: C
 
 
 def this_machine(manifest: Manifest) -> Target:
-    """Return the description of this machine's CPU or GPU, whichever the artifact was compiled for. Raises TargetError
-    if there is no GPU and it was compiled for one, or if the package that runs code on GPUs is not installed."""
+    """Return the description of this machine: of its GPU if the artifact was compiled for one, else of its CPU. Raises
+    TargetError if there is no GPU for such an artifact, or if the package for GPUs is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:
@@ -302,8 +304,8 @@ def this_machine(manifest: Manifest) -> Target:
 
 
 def check_target(manifest: Manifest) -> None:
-    """Raise TargetError if an artifact was compiled for several devices, or for another machine than this one. The
-    error names the first property that differs."""
+    """Raise TargetError if an artifact was compiled for another machine, or for several devices. The error names the
+    first property that differs."""
     check_one_device(manifest)
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
@@ -316,8 +318,8 @@ def check_target(manifest: Manifest) -> None:
 
 
 def _plans(artifact: Artifact) -> Plans:
-    """Read and check plan.json, and return the plans of this process's rank. Raises ArtifactError if the file is
-    invalid."""
+    """Read and check plan.json, and return the plans of this process's rank (its device, if there are several). Raises
+    ArtifactError if the file is invalid."""
     file = read_plan_file(artifact)
     check_positions(file, mesh_of(artifact.manifest))
     plans = file.of(this_rank().index)
@@ -335,8 +337,8 @@ def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
 
 
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
-    """Return the folder in which the artifact has an executable's files. `target` describes this machine. Raises
-    ArtifactError if the manifest does not list one of the files."""
+    """Return the folder of an executable's files in the artifact. `target` describes this machine. Raises ArtifactError
+    if the manifest does not list one of the files."""
     folder = f"exe/{target.name}/{executable.id}"
     for name in executable.files:
         artifact.file(f"{folder}/{name}")

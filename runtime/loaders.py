@@ -17,8 +17,8 @@ Ops = Mapping[str, Callable[..., Any]]
 
 
 def load_executable(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
-    """Return the function of a compiled region (fused calls) or of a single compiled call. Its files are in
-    `directory`. Raises ArtifactError if its backend has no executables, and BackendError if the files do not load."""
+    """Return the function of an executable: compiled code for one call, or for several fused calls. `directory` has its
+    files. Raises ArtifactError if its backend has no executables, and BackendError if the files do not load."""
     entry = BACKENDS.get(executable.backend)
     if entry is None or entry.executable is None:
         raise _unknown("executable", executable, [name for name, one in BACKENDS.items() if one.executable])
@@ -26,8 +26,8 @@ def load_executable(executable: Executable, directory: Path, context: LoadContex
 
 
 def load_library(library: Executable, directory: Path, context: LoadContext) -> Ops:
-    """Return the functions of a backend's kernel library, by op. Its files are in `directory`. Raises ArtifactError if
-    the backend has no library, and BackendError if the files do not load."""
+    """Return the functions of a backend's kernel library, by op name. `directory` has its files. Raises ArtifactError
+    if the backend has no library, and BackendError if the files do not load."""
     entry = BACKENDS.get(library.backend)
     if entry is None or entry.library is None:
         raise _unknown("library", library, [name for name, one in BACKENDS.items() if one.library])
@@ -35,11 +35,13 @@ def load_library(library: Executable, directory: Path, context: LoadContext) -> 
 
 
 def find_op(target: str, backend: str, library: Ops | None = None) -> Callable[..., Any]:
-    """Return the function that computes the op `target` (such as "ingot.rms_norm") with the backend that the plan
-    assigns.
+    """Return the function that computes an op with a backend.
 
-    Look in `library` (the backend's kernel library, by op), then among the backend's own functions. If neither has the
-    op, use its reference implementation. Raises BackendError for an unknown op.
+    target    the op, such as "ingot.rms_norm"
+    backend   the name of the backend
+    library   the backend's kernel library: op -> function. It is searched first, then the backend's other functions
+
+    If neither has the op, return the op's reference implementation. Raises BackendError for an unknown op.
     """
     found = (library or {}).get(target)
     entry = BACKENDS.get(backend)

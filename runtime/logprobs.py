@@ -9,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 
 
 class TextDecoder(Protocol):
-    """The method of `Tokenizer` that returns the text of one token."""
+    """The method of `Tokenizer` that SequenceLogprobs calls. It returns the text of one token."""
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
@@ -18,29 +18,33 @@ class StepLogprobs(Protocol):
     """The log-probabilities that one step has computed, for each row of logits."""
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return the log-probabilities of row number `index` of logits: token ids, their log-probabilities, and the
-        rank of the first token.
+        """Return the log-probabilities of row `index` of logits: (token ids, their log-probabilities, rank of the first
+        token).
 
-        The first token is the sampled one, or for prompt_logprobs the prompt's next token. The most likely tokens
-        follow, as many as the request wants.
+        The first token is the sampled one, or for prompt_logprobs the prompt's next token. After it come the most
+        likely tokens, as many as the request wants.
         """
         ...
 
 
 class OutputLogprobs:
-    """The log-probabilities that one step has computed, as tensors. For each row of logits, `ids` [L, K] has token ids,
-    `values` [L, K] their log-probabilities, and `ranks` [L] the rank of the first token. An id of -1 ends a row."""
+    """The log-probabilities that one step has computed, from tensors. The first axis counts rows of logits.
+
+    ids      [L, K] token ids; -1 ends a row
+    values   [L, K] their log-probabilities
+    ranks    [L] the rank of the first token of each row
+    """
 
     def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
         # Convert all rows at once: indexing one tensor row costs as much as converting thirty rows.
         self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return the log-probabilities of row number `index` of logits: token ids, their log-probabilities, and the
-        rank of the first token.
+        """Return the log-probabilities of row `index` of logits: (token ids, their log-probabilities, rank of the first
+        token).
 
-        The first token is the sampled one, or for prompt_logprobs the prompt's next token. The most likely tokens
-        follow, as many as the request wants.
+        The first token is the sampled one, or for prompt_logprobs the prompt's next token. After it come the most
+        likely tokens, as many as the request wants.
         """
         ids = [token for token in self._ids[index] if token >= 0]
         return ids, self._values[index][: len(ids)], self._ranks[index]
@@ -50,9 +54,10 @@ class OutputLogprobs:
 class SequenceLogprobs:
     """Collects the log-probabilities of the tokens of one sequence, or of one prompt.
 
-    entries      one dict for each token, by token id: the log-probability of the token itself and of the most likely
-                 tokens. For a prompt the first entry is None, because the first token has no log-probability
-    cumulative   the sum of the tokens' own log-probabilities
+    tokenizer    makes the texts of tokens; None: they have none
+    entries      for each token a dict token id -> log-probability, with the token first, then the most likely tokens. A
+                 prompt's first entry is None, because its first token has no log-probability
+    cumulative   the sum of the tokens' log-probabilities
     """
 
     tokenizer: TextDecoder | None

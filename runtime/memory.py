@@ -19,10 +19,10 @@ DEFAULT_KV_BYTES = 4 << 30
 class ServingMemory:
     """How much of a device's memory serving may use, in bytes.
 
-    most          the most that serving may use, whatever the user requests
-    usual         what serving uses by default
+    most          the upper limit of what a user can request
+    usual         how much serving uses by default
     pool          the most that the KV cache gets by default; None: all memory that is left
-    unplanned     the part that plans do not count; on a GPU: kernel code, CUDA graphs, libraries
+    unplanned     memory that plans do not count; on a GPU: kernel code, CUDA graphs, libraries
     granularity   the smallest unit of memory that several address ranges can share; None: they cannot share memory
     """
 
@@ -35,7 +35,7 @@ class ServingMemory:
 
 def host_memory(memory: int, granularity: int | None = 1) -> ServingMemory:
     """Return how much memory serving may use on the CPU of a machine with `memory` bytes. By default the KV cache gets
-    only a part of it, because the machine does other work too.
+    only a part of it, because the machine runs other programs too.
 
     granularity   the smallest unit of memory, in bytes, that several address ranges can share; None: they cannot share
                   memory
@@ -48,9 +48,12 @@ Pages = Mapping[str, int]
 
 
 def shared_pages(rooms: Sequence[Pages]) -> Pages:
-    """Return how many KV pages every rank allocates, by cache group (KV caches with a common page table). `rooms` has,
-    for each rank, the numbers that fit there. The smallest number counts, because all ranks use the same page
-    numbers."""
+    """Return how many KV pages every rank (device) allocates, by cache group. Ranks use equal page numbers, so the rank
+    with fewest pages decides.
+
+    `rooms` has one mapping for each rank: cache group -> number of pages that fit there. A cache group is KV caches
+    that share one page table.
+    """
     return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
@@ -63,17 +66,19 @@ def kv_pages(
     *,
     keep_states: bool = True,
 ) -> Pages:
-    """Return how many KV pages one rank has memory for, by cache group (KV caches with a common page table). There are
-    enough for every sequence at full length, or as many as fit. The mapping is empty for a model without paged caches.
+    """Return how many KV pages one rank (device) has memory for, by cache group. A cache group is KV caches that share
+    one page table. The result is empty for a model without paged caches.
 
+    There are enough pages for every sequence at full length, or as many as fit.
+
+    plans         the plans of the artifact
     limits        the limits that the artifact was compiled for
     room          the device's memory for serving
     requested     the number of pages per group that the user requests, or None
-    memory        the bytes that serving may use, or None: `room.usual`
-    keep_states   leave memory for slots in which the prefix cache keeps per-sequence states, such as those of Mamba
-                  layers
+    memory        the bytes that serving may use; None: `room.usual`
+    keep_states   leave memory for slots in which the prefix cache keeps per-sequence states, such as Mamba's
 
-    Raises OptionError if `requested` or `memory` is no positive integer, or if too few pages fit; the error says what
+    Raises OptionError if `requested` or `memory` is no positive integer, or if too few pages fit. The error says what
     would fit.
     """
     for name, value in (("KV pages", requested), ("bytes of memory", memory)):
@@ -118,14 +123,14 @@ def kv_pages(
 def state_slots(
     plans: Plans, room: ServingMemory, requested: int | None, memory: int | None, *, keep_states: bool = True
 ) -> int:
-    """Return how many slots to allocate for per-sequence states, such as those of Mamba layers; 0 for a model without
-    such states. There is one per running sequence, and with `keep_states` some that the prefix cache keeps.
+    """Return how many slots to allocate for per-sequence states, such as Mamba's; 0 for a model without such states.
+    Call `kv_pages` first, because it checks that the KV pages fit.
 
-    room        the device's memory for serving
-    requested   the number of KV pages per cache group that the user requests, or None
-    memory      the bytes that serving may use, or None: `room.usual`
-
-    Call `kv_pages` first, which checks that the KV pages fit.
+    plans         the plans of the artifact
+    room          the device's memory for serving
+    requested     the number of KV pages per cache group that the user requests, or None
+    memory        the bytes that serving may use; None: `room.usual`
+    keep_states   add slots in which the prefix cache keeps states. Without, there is one slot per running sequence
     """
     need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
@@ -135,12 +140,12 @@ def state_slots(
 
 
 def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
-    """Return how many state slots (of per-sequence states, such as those of Mamba layers) the prefix cache may keep.
+    """Return how many slots of per-sequence states, such as Mamba's, the prefix cache may keep. KV pages come first:
+    those requested, or those of one sequence at full length.
 
     need        the bytes of a slot, of a KV page and so on
     left        the bytes that KV pages and these slots share
-    requested   the number of KV pages per cache group that the user requests. They come first. If it is None, KV pages
-                of one sequence at full length come first
+    requested   the number of KV pages per cache group that the user requests, or None
     """
     if not need.slot or not need.groups:
         return 0
@@ -152,11 +157,11 @@ def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
 
 
 def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
-    """Divide `memory` bytes among the cache groups (KV caches with a common page table), and return the number of pages
-    of each. The memory suffices for at least one sequence.
+    """Divide `memory` bytes among the cache groups, and return the number of pages of each. A cache group is KV caches
+    that share one page table. The memory suffices for at least one sequence.
 
-    Groups with sliding-window attention get pages for all sequences of the largest step. But they get at most half of
-    the memory if there also is a group with full attention.
+    Groups with sliding windows are served first, with pages for all sequences of the largest step. If there also is a
+    group with full attention, they get at most about half of the memory.
     """
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
     windows = [name for name in need.groups if CacheGroup.named(name).forgets]
@@ -169,11 +174,16 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
 
 
 def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: int) -> dict[str, int]:
-    """Divide `memory` bytes among the cache groups `names` (KV caches with a common page table). Return the number of
-    pages of each.
+    """Divide `memory` bytes among some cache groups, and return the number of pages of each. A cache group is KV caches
+    that share one page table.
 
-    If `most[name]` pages of every group fit, return these. Otherwise each group gets the fewest pages that it needs,
-    plus the same fraction of its remaining pages up to `most[name]`.
+    need     the bytes of a page, and the fewest pages of each group
+    most     the most pages of each group; if these fit, each group gets them
+    names    the names of the groups
+    memory   the bytes to divide
+
+    Otherwise each group gets its fewest pages, and a part of the pages between these and `most`. The part is the same
+    fraction for all groups.
     """
     least = {name: need.least(name) for name in names}
     spare = memory - sum(count * need.groups[name].page for name, count in least.items())
@@ -184,19 +194,19 @@ def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: 
 
 
 def _each(need: MemoryNeed) -> str:
-    """Return the text for an error message that says how many bytes a KV page has, for each cache group if there are
-    several."""
+    """Return a text for error messages: how many bytes a KV page has. With several cache groups, it says so for each
+    group."""
     if len(need.groups) == 1:
         return f"{need.page} bytes"
     return f"{', '.join(f'{group.page} bytes ({name})' for name, group in need.groups.items())} each"
 
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
-    """Return the hint for the error that `memory` bytes are too few for one sequence at full length: the limits that
-    would fit."""
+    """Return the hint for an error: which limits would fit into `memory` bytes. The error is that one sequence at full
+    length does not fit."""
 
     def taken(pages: int) -> int:
-        """Return how many bytes of KV cache a sequence of `pages` full pages takes, in all cache groups together."""
+        """Return the bytes of KV cache of a sequence with `pages` full pages, over all cache groups."""
         return sum(
             (one.pages_between_steps(pages * limits.page_size, limits.page_size) + one.reserved)
             * need.groups[name].page

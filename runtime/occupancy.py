@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Counts of the requests that are served now, and of the resources that they use.
+    """Counts of the requests that are served now, and of what they use.
 
     waiting           sequences that wait for a device row or for KV pages
-    running           sequences that are being processed: each has a device row (an index in the per-sequence tensors)
+    running           sequences that have a device row: an index in the per-sequence tensors on the device
     steps             steps in flight
     free_rows         device rows without a sequence
     pages_held        KV pages that sequences use
     pages_releasing   KV pages that become free when the steps in flight are complete
-    pages_kept        KV pages that the prefix cache can find, in use by a sequence or not
+    pages_kept        KV pages that the prefix cache can find; sequences may use them too
     pages             all KV pages
-    preemptions       how often sequences were preempted so far
+    preemptions       how often a sequence was preempted so far
     """
 
     waiting: int

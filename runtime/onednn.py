@@ -15,7 +15,7 @@ _SHAPES = 128
 
 
 def bound_code_caches() -> None:
-    """Limit the caches of generated code in oneDNN and ideep to 128 shapes each, unless the environment sets another
-    number. Call it before the first matmul, because the libraries read these environment variables once."""
+    """Limit the caches of generated code in oneDNN and ideep to 128 shapes each. Environment variables set the limits,
+    and values that the user has set stay. Call it before the first matmul: the libraries read the variables once."""
     for name in _CAPACITIES:
         os.environ.setdefault(name, str(_SHAPES))

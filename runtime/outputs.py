@@ -9,7 +9,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """The log-probability of a token at a position, by the model's raw logits: before temperature, penalties and bans.
+    """The log-probability of a token at a position. It comes from the model's raw logits, before temperature, penalties
+    and bans are applied.
 
     logprob         natural logarithm of the token's probability
     rank            1 for the most likely token of the vocabulary
@@ -25,16 +26,16 @@ class Logprob:
 class CompletionOutput:
     """One of the n sequences that a request generates (SamplingParams.n), as far as it is generated now.
 
-    index                0..n-1 within the request
-    text                 the text so far, without incomplete characters, and without text that may become a stop string
-    token_ids            the tokens so far, including a stop or end token: a list in the last output, and a read-only
-                         view in earlier ones, which does not grow (`ingot.runtime.growing.SoFar`)
+    index                the number of the sequence in the request, from 0 on
+    text                 the text so far. Incomplete characters, and text that may become a stop string, are held back
+    token_ids            the tokens so far, including a stop or end token. The last output has a list; earlier outputs
+                         have a read-only view that does not grow (`ingot.runtime.growing.SoFar`)
     cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is set
-    logprobs             for each of `token_ids` a dict by token id: that token, then the SamplingParams.logprobs most
-                         likely tokens (it may be one of them); a list or a view, as token_ids; None unless
-                         SamplingParams.logprobs is set
-    finish_reason        None while the sequence runs; "stop", "length", "abort", or "error": the model returned
-                         non-finite logits, or the device has no memory for a step of this sequence alone
+    logprobs             for each of `token_ids` a dict token id -> log-probability. It has that token, then as many of
+                         the most likely tokens as SamplingParams.logprobs says. A list or a view, like `token_ids`;
+                         None unless SamplingParams.logprobs is set
+    finish_reason        None while the sequence runs; then "stop", "length", "abort" or "error". "error" means that
+                         logits were not finite, or that the device has no memory for this sequence alone
     stop_reason          the stop string or stop token id that ended the sequence, or the text of a memory error; None
                          for the model's end tokens
     """
@@ -75,14 +76,15 @@ class CompletionOutput:
 class RequestOutput:
     """The output of one request, as far as it is generated now: its prompt and its n sequences (SamplingParams.n).
 
+    request_id          the request's id
     prompt              the prompt's text; None if the caller passed token ids
     prompt_token_ids    the model's input, including tokens that the tokenizer added
     outputs             the n sequences
     finished            True when every sequence has a finish_reason
-    prompt_logprobs     for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first
-                        token; a list or a view, as CompletionOutput.token_ids; None unless
+    prompt_logprobs     for each of `prompt_token_ids` a dict token id -> log-probability; None for the first token. A
+                        list or a read-only view, like `CompletionOutput.token_ids`; None unless
                         SamplingParams.prompt_logprobs is set
-    num_cached_tokens   tokens of the prompt that the first sequence found in the prefix cache; None while it waits
+    num_cached_tokens   prompt tokens that the first sequence found in the prefix cache; None while it waits
     """
 
     request_id: str
@@ -117,14 +119,15 @@ class RequestOutput:
 class EmbeddingOutput:
     """The output of a request for the embedding vector of one prompt.
 
+    request_id          the request's id
     prompt              the prompt's text; None if the caller passed token ids
     prompt_token_ids    the model's input, including tokens that the tokenizer added
     embedding           the vector; empty until it is computed, and if the request ended without one
     finished            whether the request has ended
-    finish_reason       None while the request waits or runs; "stop", "abort", or "error": the vector was not finite, or
-                        the device has no memory for a step of this sequence alone
-    stop_reason         the text of a memory error
-    num_cached_tokens   tokens of the prompt that were found in the prefix cache; None while the request waits
+    finish_reason       None while the request waits or runs; then "stop", "abort" or "error". "error" means that the
+                        vector was not finite, or that the device has no memory for this prompt alone
+    stop_reason         the text of a memory error, or None
+    num_cached_tokens   prompt tokens that were found in the prefix cache; None while the request waits
     """
 
     request_id: str

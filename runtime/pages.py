@@ -10,23 +10,24 @@ from ingot.ir.errors import InternalError
 
 
 class PagePool:
-    """Hands out pages of the KV cache to sequences, and counts how many sequences hold each page. It knows pages by
-    number only: 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages.
+    """Allocates pages of the KV cache to sequences, and counts how many sequences hold each page. It knows pages by
+    number only.
 
-    `allocate` assigns a page to its first holder (a sequence), `share` adds a holder, and `free` removes one. A step in
-    flight may still read or write a page that its last holder frees. So `free(pages, busy_until=step)` sets such pages
-    aside, and `retire(step)` makes them allocatable.
+    num_pages      pages are numbered 0..num_pages-1
+    page_size      tokens of a page
+    reserved       this many first pages are never allocated
+    scratch        numbers of pages after those of the pool. They are for data that only one step reads. `take_scratch`
+                   allocates them for the step being built, and `end_scratch` frees them all
+    permute_seed   for tests: allocate pages in a random order with this seed, so that page tables are not ascending
+    on_release     for tests that overwrite unused pages: called with the pages whose content is no longer needed
 
-    `keep` registers a page under a digest of its content, and `find` returns it for that digest. A registered page that
-    no sequence holds can be found until it is allocated again. The pool allocates pages that are not registered first,
-    then the registered page that was freed longest ago. Of pages freed together it allocates the last first, because
-    that page is found only after the others.
+    `allocate` assigns a page to a first holder (a sequence). `share` adds a holder, and `free` removes one. A step in
+    flight may still use a page without holders: then `free(pages, busy_until=step)` sets it aside until `retire(step)`.
 
-    scratch        numbers of pages after those of the pool, for data that only one step reads: `take_scratch` hands
-                   them to the step being built, and `end_scratch` takes all back
-    permute_seed   for tests: hand out pages in a random order with this seed, so that page tables are not monotonic
-    on_release     for tests, which overwrite such pages: called with pages that become allocatable and are not
-                   registered, and with a registered page just before it is allocated
+    `keep` registers a page for the prefix cache under a digest of its content, and `find` returns it for that digest. A
+    registered page without holders can be found until it is allocated again. The pool first allocates pages that are
+    not registered. Then it allocates the registered page that was freed longest ago. Of pages freed together, the last
+    one goes first, because it can only be found after the pages before it.
     """
 
     def __init__(
@@ -62,8 +63,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """The number of pages that can be allocated now, including pages that the prefix cache can find but no sequence
-        holds."""
+        """The number of pages that can be allocated now. Pages in the prefix cache that no sequence holds count too."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -82,12 +82,12 @@ class PagePool:
         return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return how many pages are needed for `num_tokens` tokens; the last page may be partly filled."""
+        """Return how many pages `num_tokens` tokens need. The last page may be partly filled."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate `count` pages for one sequence, and return their numbers, ascending, because kernels read adjacent
-        pages together.
+        """Allocate `count` pages for one sequence, and return their numbers. They are ascending, because kernels read
+        adjacent pages together.
 
         Raises InternalError if fewer are free; callers check `num_free` first.
         """
@@ -105,9 +105,9 @@ class PagePool:
         return pages
 
     def take_scratch(self, count: int) -> list[int]:
-        """Return the numbers of `count` scratch pages, which only the step being built may use.
+        """Return the numbers of `count` scratch pages. Only the step being built may use them.
 
-        Raises InternalError if too few are left. The pool has as many as the largest step needs.
+        Raises InternalError if too few are left. The pool has enough for the largest step.
         """
         pages = self._scratch[self._in_scratch : self._in_scratch + count]
         if len(pages) < count:
@@ -116,16 +116,17 @@ class PagePool:
         return list(pages)
 
     def end_scratch(self) -> None:
-        """Take back all scratch pages (pages that only one step uses), so that the next step can use them. Call it once
-        the inputs of the step are built."""
+        """Take back all scratch pages, so that the next step can use them. Only one step uses a scratch page. Call it
+        once the inputs of the step are built."""
         self._in_scratch = 0
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Remove one holder (a sequence) from each of these pages, which are in the order of their tokens. Pages
-        without any holder left become allocatable: at once, or if `busy_until` is set, when the step with that number
-        is complete.
+        """Remove one holder (a sequence) from each of these pages. A page without holders becomes allocatable.
 
-        Raises InternalError if a page has no holder, and then frees none.
+        pages        the pages, in the order of their tokens
+        busy_until   they can be allocated again after the step of this number; None: at once
+
+        Raises InternalError if a page has no holder; then none is freed.
         """
         if len(set(pages)) != len(pages) or not all(
             0 <= page < self.num_pages and self._holders[page] for page in pages
@@ -143,8 +144,7 @@ class PagePool:
             self._releasing.append((busy_until, released))
 
     def retire(self, step: int) -> None:
-        """Make pages allocatable that were freed while a step in flight could still use them, if that step is number
-        `step` or earlier."""
+        """Make the pages allocatable that waited for step number `step` or an earlier one. These steps are complete."""
         while self._releasing and self._releasing[0][0] <= step:
             until, pages = self._releasing.popleft()
             # Skip pages that were shared since, even if they were freed again, for a later step.
@@ -154,11 +154,11 @@ class PagePool:
             self._release(pages)
 
     def keep(self, page: int, digest: bytes) -> int:
-        """Register a page for the prefix cache under `digest`, the hash of its content, so that `find` returns it. A
-        sequence must hold the page, and it must not be written again.
+        """Register a page for the prefix cache, so that `find` returns it. A sequence must hold the page, and nothing
+        may write it again.
 
-        Returns the page that `find` returns for the digest: `page`, or an earlier one with the same content. Raises
-        InternalError if no sequence holds the page, or if it has another digest.
+        `digest` is the hash of its content. Returns the page that `find` returns for it: `page`, or an earlier one with
+        equal content. Raises InternalError if no sequence holds the page, or if it has another digest.
         """
         if not self._holders[page] or self._digests.get(page, digest) != digest:
             raise InternalError(f"page {page} kept", where="PagePool.keep", expected="a held page, with one digest")
@@ -168,8 +168,8 @@ class PagePool:
         return kept
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
-        """Return the pages that are registered under these digests (hashes of their content), in order. Stop before the
-        first digest that has no page."""
+        """Return the pages that are registered under these digests, in order. A digest is the hash of a page's content.
+        Stop before the first digest without a page."""
         pages: list[int] = []
         for digest in digests:
             if (page := self._kept.get(digest)) is None:
@@ -178,7 +178,7 @@ class PagePool:
         return pages
 
     def find_one(self, digest: bytes) -> int | None:
-        """Return the page that is registered under this digest (the hash of its content), or None."""
+        """Return the page that is registered under this digest, or None. A digest is the hash of a page's content."""
         return self._kept.get(digest)
 
     def is_held(self, page: int) -> bool:
@@ -186,14 +186,14 @@ class PagePool:
         return self._holders[page] > 0
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Return how many pages could still be allocated after `share(pages)`. `pages` are pages that `find` returned.
-        Those that no sequence holds count as free until then."""
+        """Return how many pages could still be allocated after `share(pages)`. `pages` come from `find`. Pages without
+        a holder count as free now, and no longer after that call."""
         return self.num_free - sum(page in self._idle for page in pages)
 
     def share(self, pages: Sequence[int]) -> None:
-        """Let one more sequence hold each of these pages, which `find` returned. A page may have had no holder before.
+        """Add one holder (a sequence) to each of these pages, which `find` returned. A page may have no holder before.
 
-        Raises InternalError if no sequence holds a page and `find` cannot return it; then shares none.
+        Raises InternalError if a page has no holder and `find` cannot return it; then no page is shared.
         """
         if odd := [page for page in pages if not self._holders[page] and page not in self._digests]:
             raise InternalError(f"page {odd[0]} shared", where="PagePool.share", expected="a page that is held or kept")
@@ -203,7 +203,8 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Make `find` no longer return these pages. Sequences that hold them keep them."""
+        """Remove these pages from the prefix cache, so that `find` does not return them. Sequences that hold them keep
+        them."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:
@@ -215,7 +216,7 @@ class PagePool:
         self._release(worthless)
 
     def forget_all(self) -> None:
-        """Empty the prefix cache: `find` returns no page until new ones are registered."""
+        """Empty the prefix cache: `find` returns no page until pages are registered again."""
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:

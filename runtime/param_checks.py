@@ -11,16 +11,19 @@ Check = Callable[[str, object], Any]
 
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
-    """Raise RequestError for an invalid `value`. `where` names its field ("SamplingParams.n"), and `expected` describes
-    the valid values ("an integer >= 1")."""
+    """Raise RequestError for an invalid `value`.
+
+    where      names its field, such as "SamplingParams.n"
+    expected   describes the valid values, such as "an integer >= 1"
+    """
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     raise RequestError(f"{where.rpartition('.')[2]} = {shown} is out of range", where=where, expected=expected)
 
 
 def integer(low: int, high: int | None = None, expected: str = "") -> Check:
-    """Return a check that accepts an integer in [low, high], of any Python or NumPy type except bool. If `high` is
-    None, there is no upper limit. `expected` describes the valid values in errors."""
+    """Return a check that accepts an integer in [low, high], of Python's or NumPy's types, but no bool. `high` None
+    means no upper limit. `expected` describes the valid values in errors."""
     legal = expected or (f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}")
 
     def check(where: str, value: object) -> int:
@@ -33,8 +36,8 @@ def integer(low: int, high: int | None = None, expected: str = "") -> Check:
 
 
 def real(low: float, high: float, expected: str) -> Check:
-    """Return a check that accepts a real number in [low, high], of any type except bool, and returns it as a float.
-    `expected` describes the valid values in errors."""
+    """Return a check that accepts a real number in [low, high], but no bool, and returns it as a float. `expected`
+    describes the valid values in errors."""
 
     def check(where: str, value: object) -> float:
         number = as_real(value)
@@ -57,8 +60,11 @@ def optional(check: Check) -> Check:
 
 
 def several(one: Check, expected: str) -> Check:
-    """Return a check that accepts a list or tuple of values, each accepted by the check `one`, and returns them as a
-    tuple. For None it returns an empty tuple. `expected` describes the valid values in errors."""
+    """Return a check that accepts a list or tuple, and returns it as a tuple; for None, an empty tuple.
+
+    one        the check of each element
+    expected   describes the valid values in errors
+    """
 
     def check(where: str, value: object) -> tuple[Any, ...]:
         if value is None:

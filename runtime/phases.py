@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 
 class Phases:
-    """Measures named phases, such as those of loading a model. `seconds` has the time of each, in the order in which
-    the phases ended. Phases may run in parallel, so the sum may exceed the total time."""
+    """Measures how long phases take, such as those of loading a model. `seconds` maps the name of a phase to its time,
+    in the order in which the phases ended. Phases may run in parallel, so the sum may exceed the total time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -24,7 +24,7 @@ class Phases:
 
 
 def process_age() -> float | None:
-    """Return the seconds since this process started, accurate to 0.01 s; None if the operating system does not report
+    """Return the seconds since this process started, to 0.01 s. Return None if the operating system does not report
     it."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:

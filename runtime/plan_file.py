@@ -7,8 +7,8 @@ from ingot.runtime.artifact import Artifact, malformed
 
 
 def read_plan_file(artifact: Artifact) -> PlanFile:
-    """Return the plans of all ranks from an artifact's plan.json. Raises ArtifactError if the file breaks its schema.
-    `check_plans` then checks whether the plans can run."""
+    """Return the content of an artifact's plan.json: the plans of all ranks (devices). Raises ArtifactError if the file
+    breaks its schema. `check_plans` checks later whether the plans can run."""
     try:
         return PlanFile.model_validate_json(artifact.read_text(PLAN_FILE))
     except ValidationError as error:

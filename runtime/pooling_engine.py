@@ -19,7 +19,7 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """One request of `PoolingEngine.add_requests`: an id, a prompt, and options of the vector to return.
+    """One request of `PoolingEngine.add_requests`: an id, a prompt, and options of its embedding vector.
 
     priority   requests with lower numbers are served first; must be 0 unless the scheduler's policy is "priority"
     """
@@ -32,8 +32,8 @@ class PoolingRequest:
 
 @dataclass
 class _Group:
-    """A caller's request while it is served: its one sequence, and its embedding vector, which is empty until it is
-    computed."""
+    """A caller's request while it is served. `request` is its one sequence. `vector` is its embedding vector, empty
+    until it is computed."""
 
     request_id: str
     prompt: Prompt
@@ -57,15 +57,15 @@ class _Group:
 
 
 class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
-    """Serves requests for embedding vectors. Call `add_requests`, then `step` until `has_unfinished` is false.
+    """Serves requests for embedding vectors. Call `add_requests`, then `step` until `has_unfinished` returns False.
 
-    executor     runs the steps that the scheduler makes
+    executor     runs the steps
+    scheduler    selects the tokens of each step
     tokenizer    encodes text prompts; None: prompts must be token ids
-    vocab_size   size of the model's vocabulary; prompt token ids must be below it
+    vocab_size   size of the model's vocabulary; token ids of prompts must be below it
     width        number of elements of the model's vectors
     unit         whether to normalize a vector to length 1 if its request does not say
-    work         a function that does work in advance for later steps while the host is idle; its argument is the number
-                 of seconds that it may take
+    work         does work for later steps while the host is idle; its argument is how many seconds it may take
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         self._width, self._unit = width, unit
 
     def add_request(self, request_id: str, prompt: PromptLike, params: PoolingParams | None = None) -> None:
-        """Queue one request. If `params` is None, use the default options. Raises RequestError for a bad request, which
-        is not queued."""
+        """Queue one request. If `params` is None, use the default options. Raises RequestError for a bad request; then
+        nothing is queued."""
         self.add_requests([PoolingRequest(request_id, prompt, params or PoolingParams())])
 
     def _group(self, given: PoolingRequest, prompt: Prompt) -> _Group:

@@ -13,9 +13,9 @@ _NORMALIZE = optional(boolean)
 class PoolingParams:
     """Options for the embedding vector of one request. The constructor checks them; instances are frozen.
 
-    dimensions   >= 1: keep only that many first elements of the vector, for models trained for it (Matryoshka, arXiv
-                 2205.13147); None: keep all
-    normalize    whether to normalize the kept elements to length 1; None: as the model's definition says
+    dimensions   return only this many first elements of the vector, at least 1; None: all. For models trained for it
+                 (Matryoshka, arXiv 2205.13147)
+    normalize    whether to normalize the returned elements to length 1; None: the model's default
     """
 
     dimensions: int | None = None

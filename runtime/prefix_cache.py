@@ -26,12 +26,11 @@ from ingot.runtime.sequence_pages import Found, SequencePages
 
 @dataclass
 class PrefixCacheStats:
-    """Counts of tokens for the hit rate of the prefix cache, since the start.
+    """Counts of tokens since the start, for the hit rate of the prefix cache.
 
     queries      tokens of requests that searched the cache when they were first admitted
     hits         how many of these tokens were in the cache
-    recomputed   tokens of preempted requests that had been computed before, but were no longer cached when the request
-                 was admitted again
+    recomputed   tokens of preempted requests that were computed twice, because the cache had lost them
     """
 
     queries: int = 0
@@ -40,8 +39,13 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """Finds the cached prefix of each request, and registers the pages that a request fills, so that later requests
-    find them. If not `enabled`, it does neither. `blocks` has the block sizes after which a sequence can resume."""
+    """Finds the cached prefix of each request, and registers pages that a request fills, so that later requests find
+    them.
+
+    pages     the pages of all sequences
+    blocks    the block sizes after which a sequence can resume
+    enabled   False: it finds and registers nothing
+    """
 
     def __init__(self, pages: SequencePages, blocks: Blocks, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -55,8 +59,8 @@ class PrefixCache:
         self._coming_ends: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
-        """Hash the full blocks of a new request's prompt. If `like`, a request with the same prompt and salt, is given,
-        copy its hashes instead."""
+        """Hash the full blocks of a new request's prompt. `like` is a request with the same prompt and salt: its hashes
+        are copied. None: compute the hashes."""
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
@@ -64,8 +68,8 @@ class PrefixCache:
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:
-        """Hash the last block of a request's tokens if its newest token has filled that block. Return whether it
-        has."""
+        """Hash the last block of a request's tokens if its newest token has filled the block. Return whether it has
+        filled it."""
         hashes = request.cached.hashes
         if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._page_size:
             return False
@@ -76,8 +80,7 @@ class PrefixCache:
         """Return the longest cached prefix from which a waiting request can resume.
 
         Layers with full attention need all pages of the prefix. Layers with a sliding window need only the pages that
-        the next token reads. In a model with per-sequence states (such as Mamba), the prefix must end where a state is
-        kept.
+        the next token reads. With per-sequence states (such as Mamba's), a state must be kept at the end of the prefix.
         """
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
@@ -106,13 +109,13 @@ class PrefixCache:
         return Found(count, tuple(pages), slot, branch)
 
     def begin_step(self) -> None:
-        """Begin to build a step: forget which pages the previous step writes, as recorded by `feed`."""
+        """Begin to build a step: forget which pages the step before writes. `feed` recorded them."""
         self._coming.clear()
         self._coming_ends.clear()
 
     def feed(self, request: Request, length: int) -> None:
-        """Record that the step being built processes the next `length` tokens of a request's prompt, and so writes
-        their pages. `is_coming` uses this record."""
+        """Record that the step being built processes the next `length` tokens of a request. `is_coming` uses this to
+        know which pages the step writes."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
@@ -122,11 +125,11 @@ class PrefixCache:
                 self._coming_ends.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
-        """Return whether a waiting request should wait for one more step, because the step being built writes pages
-        that the request can then find in the cache. They must hold at least half of the tokens that the request would
+        """Return whether a waiting request should wait for one more step, because it can then find more pages in the
+        cache. The step being built must write pages with at least half of the tokens that the request would otherwise
         compute.
 
-        `found` is the number of the request's pages that are cached already.
+        `found` is the number of the request's pages that are cached now.
         """
         if request.cached.hashes is None or not (self._coming or self._coming_ends):
             return False
@@ -150,13 +153,14 @@ class PrefixCache:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
     def keep(self, request: Request, *, last: bool = False) -> list[list[tuple[int, int]]] | None:
-        """Register the full pages of a request, so that other requests find them. In a model with per-sequence states
-        (such as Mamba), also keep the state if it is at the end of a page. `last`: the request is about to free its
-        pages and states.
+        """Register the full pages of a request, so that other requests find them. With per-sequence states (such as
+        Mamba's), also keep the state if it is at the end of a page.
 
-        If an earlier page has equal content, the request should hold that page instead of its own. For each cache group
-        (KV caches with a common page table), return pairs (index among the request's pages, earlier page). None if
-        there are none.
+        last   the request is about to free its pages and states
+
+        An earlier page may have equal content, and the request should then hold that page instead. Returns such pages:
+        for each cache group, pairs (index among the request's pages, earlier page); None: there are none. A cache group
+        is KV caches that share one page table.
         """
         size, cached = self._page_size, request.cached
         if cached.hashes is None:
@@ -182,7 +186,7 @@ class PrefixCache:
         return others
 
     def _most_cached(self, request: Request) -> int:
-        """Return how many of a request's first tokens may come from the cache. The request must compute the rest,
+        """Return how many of a request's first tokens may come from the cache. The request must compute the others,
         because it needs their logits."""
         if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
             return request.num_scored  # prompt_logprobs needs the logits of the others
@@ -192,12 +196,13 @@ class PrefixCache:
 def _readable(
     count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int, blocks: Blocks
 ) -> int:
-    """Return the largest number of first pages, at most `count`, after which a sequence can resume. In every cache
-    group with a sliding window, the pages that the next token reads must still be cached.
+    """Return the largest number of first pages, at most `count`, after which a sequence can resume. The next token
+    reads pages in sliding windows, and all of these must be cached.
 
-    windows   the cache groups (KV caches with a common page table) with a sliding window, each with its cached page of
-              each block of tokens (None: not cached)
-    blocks    the block sizes after which a sequence can resume
+    windows     (group, cached pages) for each cache group with a sliding window. `cached pages` has one for each block
+                of tokens, or None. A cache group is KV caches that share one page table
+    page_size   tokens of a page
+    blocks      the block sizes after which a sequence can resume
     """
     gone = [[0] for _ in windows]  # by group: how many of the first i blocks are gone
     for before, (_, kept) in zip(gone, windows, strict=True):

@@ -11,11 +11,11 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt after its checks.
+    """A prompt that has been checked.
 
     text         the prompt's text; None if the caller passed token ids
     token_ids    its tokens, at least one
-    cache_salt   only prompts with the same salt share pages of the prefix cache
+    cache_salt   only prompts with an equal salt share pages of the prefix cache; None: no salt
     """
 
     text: str | None
@@ -32,8 +32,8 @@ FORMS = (
 
 
 def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """Check the prompts that a caller passed, and encode those that are texts by `tokenizer`. Raises RequestError for a
-    malformed prompt, for a token id that is not below `vocab_size`, and for a text if `tokenizer` is None."""
+    """Check the prompts that a caller passed, and encode texts with `tokenizer`. Raises RequestError for a malformed
+    prompt, and for a token id that is not below `vocab_size`. Raises it too for a text if `tokenizer` is None."""
     forms = [_form(prompt, with_texts=tokenizer is not None) for prompt in prompts]
     texts = [form.content for form in forms if isinstance(form.content, str)]
     encoded = iter([] if tokenizer is None else tokenizer.encode_all(texts))
@@ -45,8 +45,12 @@ def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, voc
 
 
 class _Form(NamedTuple):
-    """A caller's prompt, taken apart. `text` is its text, if known. `content` is what the model gets: token ids, or a
-    text that is still to be encoded. `salt` is the salt of the prefix cache."""
+    """The parts of a caller's prompt.
+
+    text      the text; None if the caller passed token ids
+    content   the model's input: token ids, or a text that is still to be encoded
+    salt      the salt for the prefix cache, or None
+    """
 
     text: str | None
     content: str | Sequence[object]

@@ -20,8 +20,8 @@ class Status(enum.Enum):
 
 
 class End(NamedTuple):
-    """Why a sequence ended. `stop` is the stop string or the stop token that ended it, or the text of an error; else
-    None."""
+    """Why a sequence ended. `reason` is as in `CompletionOutput.finish_reason`. `stop` is the stop string, the stop
+    token or the text of an error that ended it; else None."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -31,12 +31,15 @@ class End(NamedTuple):
 class Given:
     """The part of a sequence that comes from the caller's request and never changes.
 
-    request_id      the id of this sequence, not that of the caller's request
+    request_id      the id of this sequence, not of the caller's request
+    prompt_ids      the tokens of the prompt
+    params          the sampling or pooling parameters
     eos_ids         the model's end tokens
-    scores_prompt   whether this sequence computes the prompt_logprobs of its request; of n sequences, the first does
-    cache_salt      only requests with the same salt share cached pages
-    priority        requests with lower numbers are served first
-    streamed        streamed output: the caller takes each token as soon as it is sampled, instead of all at the end
+    scores_prompt   whether this sequence computes the prompt_logprobs of its request; of n sequences, only the first
+                    does
+    cache_salt      only sequences with an equal salt share cached pages
+    priority        sequences with lower numbers are served first
+    streamed        the caller takes each token as soon as it is sampled; False: all at the end
     """
 
     request_id: str
@@ -49,12 +52,13 @@ class Given:
     streamed: bool = True
 
     def model_ends(self) -> frozenset[int]:
-        """Return the model's end tokens if they end this sequence; an empty set with `ignore_eos`."""
+        """Return the model's end tokens. With `ignore_eos`, return an empty set, because they do not end the
+        sequence."""
         return frozenset() if self.params.ignore_eos else self.eos_ids
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the ids of all tokens that end the sequence: the model's end tokens, unless ignored, and the request's
-        stop tokens."""
+        """Return the ids of all tokens that end the sequence: the model's end tokens (none with `ignore_eos`), and the
+        request's stop tokens."""
         return self.model_ends() | frozenset(self.params.stop_token_ids)
 
 
@@ -63,12 +67,12 @@ class Cached:
     """The fields of a sequence that only the prefix cache uses.
 
     hashes      the hashes of the sequence's full blocks of tokens; None: the cache is off
-    branch      for models with per-sequence states, such as Mamba: the number of first tokens whose KV pages were
-                cached; if no state was cached there, a prompt chunk ends there to keep one
-    generated   the digest of the state that the cache keeps after the sequence's generated tokens; None: it keeps none
+    branch      with per-sequence states, such as Mamba's: how many first tokens had cached pages at admission. If no
+                state was cached there, a prompt chunk ends there, so that the state can be kept
+    generated   the digest of the state that is kept after a page of generated tokens; None: there is none
     num_kept    how many of the sequence's first pages are registered, so that other sequences can find them
     num_found   the number of cached tokens when the sequence was first admitted; None before
-    num_lost    the number of tokens with keys and values when the sequence was last preempted
+    num_lost    the number of computed tokens when the sequence was last preempted
     """
 
     hashes: BlockHashes | None = None
@@ -83,31 +87,30 @@ class Cached:
 class Request:
     """One sequence while it is served: its tokens, its progress, its KV pages. Only the scheduler changes it.
 
-    given           what the caller's request says about the sequence
+    given           the sequence's part of the caller's request
     seed            seeds the sequence's random numbers, together with the position
     text            turns the output into text and finds stop strings; None without a tokenizer
-    rank            the place in the order of waiting and of running requests, lowest first; set when the sequence is
-                    queued
+    rank            the place in the order of requests, lowest first; set when the sequence is queued
     max_total       the most tokens it may have, prompt and output together; set when the sequence is queued
     output_ids      the tokens that it has generated
-    row             while it runs, its device row (an index in the per-sequence tensors on the device); else -1
-    pages           for each cache group (KV caches with a common page table) the sequence's pages, in the order of
-                    positions
+    status          waiting, running or finished
+    row             its device row (an index in the per-sequence tensors on the device) while it runs; else -1
+    pages           for each cache group, its pages in the order of positions; a cache group is KV caches that share one
+                    page table
     given_back      for each cache group, how many of its first pages it has freed
-    state_read      in models with per-sequence states (Mamba): the state slot that its next step reads; -1: none
-    state_write     in models with per-sequence states (Mamba): the state slot that its next step writes; -1: none
-    state_at        num_computed when it got these two slots; -1: a step has written `state_write` since
-    num_scored      the number of prompt positions whose log-probabilities are computed, by steps that ran or are in
-                    flight
-    num_computed    tokens whose keys and values are written, or will be by a step in flight; an upper bound, because
-                    the host does not know how many drafts in flight are accepted
+    state_read      with per-sequence states (Mamba): the slot of the state that its next step reads; -1: none
+    state_write     with per-sequence states (Mamba): the slot of the state that its next step writes; -1: none
+    state_at        `num_computed` when it got these two slots; -1: a step has written `state_write` since
+    num_scored      for prompt_logprobs: how many prompt positions have log-probabilities, counting steps in flight
+    num_computed    how many of its tokens have keys and values, counting steps in flight. With drafts it is the largest
+                    possible number
     in_flight       the most tokens that steps in flight may sample for it
-    miscounted      it uses penalties, and the token counts in its device row lack the tokens computed so far
+    miscounted      the token counts in its device row, which penalties use, lack the tokens computed so far
     denoises        block diffusion: its device row holds the block that is being generated
     preemptions     how often it was preempted
-    decodes_until   the scheduler need not check it while num_computed is below this (`ingot.runtime.steady_decode`)
-    looks_at        the number of outputs from which on the scheduler checks each new token, because a block of tokens
-                    may be full or the sequence may end
+    decodes_until   the scheduler does not check it while `num_computed` is below this (`ingot.runtime.steady_decode`)
+    looks_at        the scheduler checks each new token once it has this many outputs, because a block of tokens may be
+                    full or the sequence may end
     ends            the tokens that end it, including INVALID_TOKEN; set when the sequence is queued
     cached          the fields that the prefix cache uses
     end             why it ended; None while it runs
@@ -156,19 +159,19 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """The number of tokens whose ids the host knows: the prompt and the outputs so far, without those of steps in
-        flight."""
+        """The number of tokens that the host knows: the prompt and the outputs so far. Tokens that steps in flight
+        sample do not count."""
         return len(self.given.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        """The number of prompt and output tokens, including those that steps in flight sample. With drafts, this is the
-        largest possible number."""
+        """The number of prompt and output tokens. Tokens that steps in flight will sample count too. With drafts, this
+        is the largest possible number."""
         return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
-        """Return the ids of the prompt and output tokens at positions start..stop-1. The host must know all of them; it
-        does not know tokens that a step in flight samples."""
+        """Return the token ids at positions start..stop-1 of prompt and output. The host must know all of them. It does
+        not know tokens that a step in flight samples."""
         prompt = self.given.prompt_ids
         if stop <= (prompt_len := len(prompt)):
             return prompt[start:stop]
@@ -177,21 +180,21 @@ class Request:
         return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
-        """For prompt_logprobs: return the positions in start..stop-1 at which a step must compute the log-probability
-        of the next prompt token. Positions whose log-probability an earlier step has computed are left out."""
+        """Return the positions in start..stop-1 from which a step must compute prompt_logprobs. The logits at a
+        position give the log-probability of the next prompt token. Positions of earlier steps are left out."""
         if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the ids of the tokens that end the sequence: the model's, unless ignored, and the request's stop
-        tokens."""
+        """Return the ids of all tokens that end the sequence: the model's end tokens (none with `ignore_eos`), and the
+        request's stop tokens."""
         return self.given.end_tokens()
 
     def look(self, token: int) -> None:
-        """Add `token`, the newest output, to the text. Set `end` if the token or a stop string ends the sequence. No
-        other code decides whether a token ends a sequence."""
+        """Add the newest output, `token`, to the text, and set `end` if the sequence ends here. It ends at an end
+        token, a stop string, the length limit or an invalid token."""
         if token == INVALID_TOKEN:
             self.output_ids.pop()
             self.stop(End("error"))

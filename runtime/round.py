@@ -9,17 +9,14 @@ from ingot.runtime.step import StepInputs
 
 
 class Round(StepLauncher):
-    """Launches several programs for each step, such as a model and then its draft model. The handle of a step is that
-    of the first program.
-
-    They run on one CUDA stream, so each program reads the KV cache and other states that the programs before it wrote.
-    """
+    """Launches several programs in each step, such as a model and then its draft model. They run on one CUDA stream, so
+    each program reads KV caches and other states as the programs before it left them."""
 
     def __init__(self, entries: Sequence[Executor]) -> None:
         self._entries = tuple(entries)
 
     def launch(self, inputs: StepInputs) -> SampledStep:
-        """Start a step of every program, in order, and return the handle of the first program's step, without waiting.
+        """Start a step of every program, in order, without waiting. Return the handle of the first program's step.
         Raises StepMemoryError if the device has no memory for the step."""
         first, *others = self._entries
         handle = first.launch(inputs)
@@ -37,6 +34,9 @@ class Round(StepLauncher):
         return LateStep(handle.bucket, end)
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Do one piece of work for later steps, such as the capture of a CUDA graph, while the host is idle for
-        `seconds`. Earlier programs come first. Return False if nothing is left to do that fits into that time."""
+        """Do one piece of work for later steps while the host is idle, such as the capture of a CUDA graph. Earlier
+        programs come first.
+
+        `seconds` is how long the host is idle. Return False if no work is left that fits into this time.
+        """
         return any(entry.prepare(seconds) for entry in self._entries)

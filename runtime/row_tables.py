@@ -13,18 +13,20 @@ from ingot.runtime.request import Request
 
 class RowTables:
     """Host arrays with one row per running sequence: its page tables, and its sampling values such as the temperature.
-    The row's number is the sequence's device row, which is also its index in per-sequence tensors on the device.
+    Sequences have the same row number here as in per-sequence tensors on the device (the device row).
 
     tables        (argument) the declarations of the sampling values to keep
-    groups        (argument) the number of cache groups (KV caches with a common page table)
-    slots         (argument) whether the model has per-sequence states, as Mamba has
+    max_batch     (argument) the number of rows
+    max_pages     (argument) the most pages of a sequence in one cache group
+    groups        (argument) the number of cache groups; a cache group is KV caches that share one page table
+    slots         (argument) whether the model has per-sequence states, such as Mamba's
     pages         for each cache group an array of page numbers, [max_batch, max_pages]
-    num_pages     for each row the number of pages in the first group, which has the most
-    state_read    for each row the state slot that its next step reads; None for a model without per-sequence states
-    state_write   for each row the state slot that its next step writes; None for a model without per-sequence states
-    values        the array of each sampling value, by its name
-    rows_using    for each sampling value, by its name, the rows whose requests set it
-    version       an object that is replaced whenever anything but the pages changes
+    num_pages     for each row the number of pages in the first group; no group has more
+    state_read    for each row the state slot that its next step reads; None without per-sequence states
+    state_write   for each row the state slot that its next step writes; None without per-sequence states
+    values        name of a sampling value -> its array
+    rows_using    name of a sampling value -> the rows whose requests set it
+    version       an object that is replaced when sampling values or state slots change
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class RowTables:
         self.rows_using: dict[str, set[int]] = {one.name: set() for one in tables}
 
     def set_request(self, row: int, request: Request) -> None:
-        """Store the sampling values of `request`, which has been assigned this row."""
+        """Store the sampling values of `request`, which has just got this row."""
         self.version = object()
         for one in self._declared:
             value, table = one.of(request), self.values[one.name]
@@ -62,21 +64,30 @@ class RowTables:
                 table[row, : len(value)] = value
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
-        """Append `pages` to the page table of a row, in cache group (KV caches with a common page table) number
-        `group`. The page table has `held` pages so far."""
+        """Append pages to the page table of a row.
+
+        group   the number of the cache group; a cache group is KV caches that share one page table
+        row     the number of the row
+        pages   the page numbers to append
+        held    how many pages the page table has so far
+        """
         self.pages[group][row, held : held + len(pages)] = pages
         if group == 0:
             self.num_pages[row] = held + len(pages)
 
     def clear_pages(self, group: int, row: int, places: range) -> None:
-        """Set entries of a row's page table to page 0, because the sequence has freed these pages. `places` are their
-        indices; `group` is the number of the cache group (KV caches with a common page table), one with a sliding
-        window."""
+        """Set entries of a row's page table to page 0, because the sequence has freed their pages.
+
+        group    the number of the cache group, one with a sliding window; a cache group is KV caches that share one
+                 page table
+        row      the number of the row
+        places   the indices of the entries
+        """
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:
-        """Keep only the first `held` pages in the page table of a row, in cache group (KV caches with a common page
-        table) number `group`."""
+        """Keep only the first `held` pages in the page table of a row. `group` is the number of the cache group. A
+        cache group is KV caches that share one page table."""
         self.pages[group][row, held:] = 0
         if group == 0:
             self.num_pages[row] = held
@@ -85,8 +96,8 @@ class RowTables:
         self.pages[group][row, place] = page
 
     def set_slots(self, row: int, read: int, write: int) -> None:
-        """Set the state slots that the next step of the sequence in a row reads and writes. A slot holds the
-        convolution and scan state of one sequence, as in Mamba."""
+        """Set the state slots that the next step of a row's sequence reads and writes. A state slot has the convolution
+        and scan states of one sequence, as in Mamba."""
         assert self.state_read is not None and self.state_write is not None
         self.state_read[row], self.state_write[row] = read, write
         self.version = object()

@@ -78,8 +78,10 @@ CHECKS: Mapping[str, Check] = {
 def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
     """Check the fields of SamplingParams and return their normalized values, by name.
 
-    `given` has the value of each field, `defaults` the default values. A value that is the same object as its default
-    is not checked. Raises RequestError for an invalid value or combination of values.
+    given      field -> value
+    defaults   field -> default value. A value that is the default object itself is not checked
+
+    Raises RequestError for an invalid value or combination of values.
     """
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -96,10 +98,10 @@ def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict
 
 
 def refuse_others(others: Mapping[str, object]) -> None:
-    """Check keywords that are no fields of SamplingParams. `others` maps them to their values.
+    """Check keywords that are not fields of SamplingParams. `others` maps each keyword to its value.
 
-    Raise RequestError for an unknown keyword, and for a vLLM parameter that Ingot does not support yet. A vLLM
-    parameter is accepted with the value that turns it off.
+    A vLLM parameter that Ingot does not support is accepted with the value that turns it off. Raises RequestError for
+    other values of it, and for unknown keywords.
     """
     for name, value in others.items():
         if name not in NOT_SUPPORTED_YET:

@@ -15,7 +15,7 @@ class SamplingParams:
 
     n                     sequences per prompt, 1..16384; with greedy sampling only 1
     temperature           >= 0; below 1e-5 is greedy, and then top_k, top_p and min_p have no effect
-    top_p                 in (0, 1]; keep the smallest set of tokens with at least this probability
+    top_p                 in (0, 1]; keep the most likely tokens that together have at least this probability
     top_k                 0 or -1 is off; else keep the k most likely tokens
     min_p                 in [0, 1]; keep tokens at least this likely relative to the most likely one; 0 is off
     repetition_penalty    > 0; above 1, tokens of prompt and output so far become less likely; 1 is off
@@ -30,7 +30,7 @@ class SamplingParams:
     min_tokens            0..max_tokens; before this many tokens, no end token is sampled and no stop string counts
     logprobs              0..20: return the log-probability of each generated token and of that many most likely ones;
                           None: return none
-    prompt_logprobs       0..20: the same for the prompt's tokens
+    prompt_logprobs       0..20: return the log-probability of each prompt token and of that many most likely ones
     detokenize            False: `text` stays empty, and stop strings are refused
     skip_special_tokens   leave special tokens out of `text`
     spaces_between_special_tokens   False: a special token that follows another is written without the decoder's space

@@ -44,12 +44,13 @@ Accepted = tuple[Request, int, int]
 
 
 class Scheduler:
-    """Selects the tokens of each step, and takes the tokens that steps have sampled. After `add`, call in turn:
-    `schedule`, which builds the next step, and `retire`, which takes the tokens of the step before.
+    """Selects the tokens of each step, and takes the tokens that steps have sampled. `add` queues a request. Then call
+    in turn `schedule`, which builds the next step, and `retire`, which takes the tokens of the step before.
 
-    pools    the page pool of each cache group (KV caches with a common page table)
-    layout   the layout of step inputs; None: all inputs that are known when a step is launched
-    slots    the pool of state slots, for a model with per-sequence states such as Mamba; None for other models
+    config   limits and options
+    pools    the page pool of each cache group; a cache group is KV caches that share one page table
+    layout   the layout of step inputs; None: all inputs that are known before a launch
+    slots    the pool of slots for per-sequence states, such as Mamba's; None: the model has none
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class Scheduler:
         return replace(self._cache.stats)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache and return True. Return False and change nothing while sequences hold pages: they
-        would later register pages whose predecessors are no longer cached."""
+        """Empty the prefix cache and return True. While sequences hold pages, change nothing and return False. They
+        would later register pages, while the cache no longer has the pages before these."""
         if self.pages.num_held or self.pages.num_releasing:
             return False
         self.pages.forget_all()
@@ -110,15 +111,15 @@ class Scheduler:
         return bool(self.requests)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError if the scheduler could never serve the request, for example because it is too long."""
+        """Raise RequestError if the scheduler can never serve the request, for example because it is too long."""
         if request.request_id in self.requests:
             where = f"request {request.request_id}"
             raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
         check_servable(request, self.config, self.pages)
 
     def add(self, request: Request, like: Request | None = None) -> None:
-        """Queue a new request. `like` is a request with the same prompt and salt, added just before: its hashes of the
-        prompt are copied. Raises RequestError if the scheduler could never serve the request."""
+        """Queue a new request. `like` is a request with the same prompt and salt, added before: its hashes of the
+        prompt are copied. Raises RequestError if the scheduler can never serve the request."""
         self.check(request)
         request.max_total = max_total(request, self.config)
         request.ends = request.end_tokens() | {INVALID_TOKEN}
@@ -131,7 +132,7 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def schedule(self) -> StepBatch | None:
-        """Build and return the next step. Return None if nothing can run before the step in flight is complete."""
+        """Build the next step and return it. Return None if nothing can run before the step in flight is complete."""
         if len(self._in_flight) > 1:
             raise InternalError(
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
@@ -174,13 +175,14 @@ class Scheduler:
         return batch
 
     def retire(self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int] | None = None) -> list[Accepted]:
-        """Take the sampled tokens of the oldest step in flight, which is complete: one for each row of logits.
+        """Take the sampled tokens of the oldest step in flight, which is complete. `tokens` has one for each row of
+        logits.
 
-        `rejected[i]` is how many of the last tokens of sequence i in the step were rejected: drafts, or with block
-        diffusion a block that was not accepted. None: no tokens were rejected.
+        `rejected[i]` is how many of the last tokens of the step's sequence i were rejected (drafts, or a block of block
+        diffusion). None: no tokens were rejected.
 
-        Returns (request, token, row of logits) of each accepted token, in order. Tokens after an end token, and tokens
-        of requests that have ended, are left out. Requests that end with one of the tokens are finished on return.
+        Returns (request, token, row of logits) of each accepted token, in order. Requests that end with one of the
+        tokens are finished. Tokens after the end of a request are left out.
         """
         if len(tokens) != batch.inputs.sizes.L:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
@@ -202,9 +204,9 @@ class Scheduler:
         return accepted
 
     def retire_pooled(self, batch: StepBatch, finite: Sequence[bool]) -> list[tuple[Request, int]]:
-        """Take the results of the oldest step in flight, of a pooling model. `finite[i]`: the vector of the step's
-        sequence i is finite. Returns (request, i) of each request whose vector is complete, because its last prompt
-        token was in the step. These requests are finished on return."""
+        """Take the results of the oldest step in flight, of a pooling model. `finite[i]` is whether the vector of the
+        step's sequence i is finite. Returns (request, i) of each request whose last prompt token was in the step: its
+        vector is complete. These requests are finished."""
         self._retire_step(batch)
         done: list[tuple[Request, int]] = []
         for place, chunk in enumerate(batch.chunks):
@@ -226,12 +228,12 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """Take the tokens of a step with drafts or with block diffusion, one per row of logits: append (request, token,
-        row of logits) of each accepted token to `accepted`.
+        """Take the tokens of a step with drafts or with block diffusion. Append (request, token, row of logits) of each
+        accepted token to `accepted`. `tokens` has one for each row of logits. `rejected` has, for each sequence of the
+        step, how many of its last tokens were rejected.
 
-        `rejected[i]` is how many of the last tokens of sequence i in the step were rejected. With drafts, a sequence
-        gets one token for each input token that was not rejected. With block diffusion, it gets the tokens of each
-        accepted block, except those that the host already knew.
+        With drafts, a sequence gets one token for each of its tokens in the step that was not rejected. With block
+        diffusion, it gets the tokens of an accepted block that the host did not know.
         """
         assert batch.rows is not None
         places = [
@@ -253,8 +255,8 @@ class Scheduler:
             first += rows
 
     def _look_at(self, request: Request, token: int) -> None:
-        """Finish a request if `token`, its newest output, ends it. If the token fills a block of tokens, hash the block
-        for the prefix cache."""
+        """Finish a request if `token`, its newest output, ends it. If the token fills a block, hash the block for the
+        prefix cache."""
         request.look(token)
         if self._cache.extend(request):
             self._look_again(request)
@@ -262,11 +264,11 @@ class Scheduler:
             self.finish(request, request.end)
 
     def withdraw(self, batch: StepBatch) -> Request | None:
-        """Undo the newest step in flight, for which the device had no memory, so that a smaller step can be tried.
+        """Undo the newest step in flight, because the device had no memory for it, so that a smaller step can be tried.
 
-        Preempt the step's last sequence by rank, and all running requests after it; in a model with per-sequence
-        states, all from the step's first sequence on. No request is then admitted until a running one ends. Return
-        None. But if the step had only one sequence, preempt none, and return that sequence: it cannot continue.
+        If the step has one sequence, return it: it cannot continue. Else preempt some running requests and return None.
+        These are the step's last sequence by rank, and all after it. In a model with per-sequence states, they are the
+        step's first sequence and all after it. No request is admitted until a running one ends.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
             raise InternalError(
@@ -301,7 +303,7 @@ class Scheduler:
         return None
 
     def finish(self, request: Request, end: End) -> None:
-        """End a request that is being served, and free all that it holds on the device. `end` is the reason."""
+        """End a request for the reason `end`, and free all that it holds on the device."""
         if request.end is None:
             request.stop(end)
         if request.finished:
@@ -323,7 +325,7 @@ class Scheduler:
         return True
 
     def reset(self) -> None:
-        """End all requests with reason "abort", and forget the steps in flight, whose tokens will never arrive."""
+        """End all requests with reason "abort", and forget the steps in flight: their tokens will never come."""
         for request in list(self.requests.values()):
             self.finish(request, End("abort"))
         for batch in self._in_flight:
@@ -334,8 +336,8 @@ class Scheduler:
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
         """Schedule the next token, and drafts, of every running sequence that decodes, by rank. Returns four values:
-        requests with their next token in the device row; chunks of requests with drafts, or with a token that the host
-        knows; requests that still have prompt tokens to compute; whether free pages were short."""
+        requests whose next token the device knows; chunks of other decoding requests; requests with prompt tokens left
+        to compute; whether free pages were short."""
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
         short, slots = False, self.pages.slots
@@ -376,7 +378,7 @@ class Scheduler:
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
-        """Append a chunk of a sequence's current block (block diffusion) to `chunks`. If tokens before the block are
+        """Append the block that a sequence generates (block diffusion) to `chunks`. If tokens before the block are
         still to be computed, append the sequence to `prefilling` instead. Return False if free pages were short."""
         size = self.blocks.denoised
         if request.denoises and request.num_computed >= request.max_total:
@@ -391,8 +393,8 @@ class Scheduler:
         return True
 
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
-        """Admit waiting requests by rank, as long as device rows, pages and `room`, what is left of the step, allow.
-        Assign rows and pages to them, and append their first prompt chunks to `chunks`."""
+        """Admit waiting requests by rank, while device rows, pages and the step have room. Append the first prompt
+        chunk of each to `chunks`. `room` is what is left of the step."""
         while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
@@ -421,8 +423,8 @@ class Scheduler:
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: StepRoom) -> None:
-        """Append the next chunk of a request's prompt to `chunks`, as large as free pages and `room`, what is left of
-        the step, allow."""
+        """Append the next chunk of a request's prompt to `chunks`, as large as free pages and the step allow. `room` is
+        what is left of the step."""
         start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
         fits = room.fit(request, start)
         end = self.pages.tokens_within(request, start + fits)
@@ -437,7 +439,7 @@ class Scheduler:
             room.tokens = 0  # or later requests would take the room that this one waits for, step after step
 
     def _grow(self, request: Request, count: int = 1) -> bool:
-        """Allocate pages for `count` more tokens of a request, and preempt requests that come later in rank if needed.
+        """Allocate pages for `count` more tokens of a request. Preempt requests that come later in rank if needed.
         Return False if no pages are free yet, or if the request itself was preempted."""
         num_tokens = request.num_computed + count
         for pool, pages in self.pages.short(request, num_tokens):
@@ -447,9 +449,8 @@ class Scheduler:
         return True
 
     def _make_free(self, pool: PagePool, pages: int, request: Request) -> bool:
-        """Preempt running requests, the highest rank number first, until `request` can get `pages` pages of `pool`.
-        Return False if these become free only when the step in flight is complete, or if `request` itself was
-        preempted."""
+        """Preempt running requests, last in rank first, until `request` can get `pages` pages of `pool`. Return False
+        if `request` itself was preempted, or if the pages become free only after the step in flight."""
         while pool.num_free + pool.num_releasing < pages:
             victim = self.running[-1]
             if victim is request and request.in_flight > 1:
@@ -460,7 +461,7 @@ class Scheduler:
         return pool.num_free >= pages
 
     def _look_again(self, request: Request) -> None:
-        """Set `request.looks_at`, the number of outputs from which on `_look_at` must be called for the request."""
+        """Set `request.looks_at`, the number of outputs at which `_look_at` must next be called for the request."""
         if request.text is not None:
             request.looks_at = 0
             return
@@ -483,8 +484,8 @@ class Scheduler:
         return self._in_flight[-1].step if self._in_flight else None
 
     def _release(self, request: Request) -> None:
-        """Free all that a running request holds on the device: its row in per-sequence tensors, its KV pages and state
-        slots."""
+        """Free all that a running request holds on the device: its row in per-sequence tensors, its KV pages and its
+        state slots."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
         failed = request.end is not None and request.end.reason == "error"
         if not failed and (others := self._cache.keep(request, last=True)):

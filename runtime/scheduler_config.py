@@ -26,20 +26,19 @@ class SchedulerConfig:
     max_tokens         the most tokens in a step; at least max_batch, so that every running sequence can decode
     max_seq_len        the most tokens of a sequence, prompt and output together
     page_size          tokens in a page
-    chunked_prefill    False: a prompt is prefilled in one step, so one longer than max_tokens is refused. (A preempted
-                       sequence may have more tokens than max_tokens to recompute; only those are then split into
-                       chunks.)
+    chunked_prefill    a prompt may be split over several steps. False: a prompt longer than max_tokens is refused; only
+                       a preempted sequence that has become longer is split
     pin_memory         keep step inputs in page-locked memory, for non-blocking copies to a GPU
-    prefix_caching     sequences with equal prefixes share pages, and in models such as Mamba kept states
-    policy             which request is served first: "fcfs", the earliest; "priority", the one with the lowest priority
+    prefix_caching     sequences with equal prefixes share pages, and kept states in models such as Mamba
+    policy             which request is served first: "fcfs": the earliest; "priority": the one with the lowest priority
                        number, then the earliest
-    max_mixed_tokens   the most prompt tokens in a step that also decodes tokens of requests with streamed output
-    whole              the model needs every token of a sequence in one step: prompts are never split into chunks
+    max_mixed_tokens   the most prompt tokens in a step that also decodes a request with streamed output
+    whole              the model needs every token of a sequence in one step: prompts are never split
     max_drafts         speculative decoding: the most draft tokens of a sequence to verify in one step
-    least_shared       use cascade attention, which reads a prefix once for all sequences that share it, if that saves
-                       reading at least this many cached positions; None: never
+    least_shared       use cascade attention if it saves reading at least this many cached positions; None: never.
+                       Cascade attention reads a shared prefix once for all its sequences
     blocks             the block sizes that attention masks or block diffusion require
-    unserved           sampling parameters that have no effect with this model: a request that sets one is refused
+    unserved           sampling parameters that have no effect with this model; a request that sets one is refused
     """
 
     max_batch: int
@@ -77,19 +76,18 @@ class SchedulerConfig:
 
     @property
     def rows(self) -> int:
-        """The most rows of logits that one sequence has in a step: more than one with drafts or with block
-        diffusion."""
+        """The most rows of logits of one sequence in a step. This is 1, or more with drafts or block diffusion."""
         return max(1 + self.max_drafts, self.blocks.denoised)
 
 
 def _least_outputs(request: Request) -> int:
-    """Return the fewest tokens that a request generates: 1, or 0 for a pooling request."""
+    """Return the fewest tokens that a request generates: 0 for a pooling request, else 1."""
     return 0 if isinstance(request.params, PoolingParams) else 1
 
 
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Return the most tokens that a request may have, prompt and output together. For a pooling request, the vector
-    counts as one output token."""
+    """Return the most tokens of a request, prompt and output together. The vector of a pooling request counts as one
+    output token."""
     if isinstance(request.params, PoolingParams):
         return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
@@ -97,8 +95,8 @@ def max_total(request: Request, config: SchedulerConfig) -> int:
 
 
 def check_servable(request: Request, config: SchedulerConfig, pages: SequencePages) -> None:
-    """Raise RequestError if the request could never be served with these limits and page pools, for example because it
-    is longer than max_seq_len. `pages` has the pools."""
+    """Raise RequestError if a scheduler with these limits can never serve the request, for example because it is longer
+    than max_seq_len. `pages` has the page pools."""
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")

@@ -14,15 +14,17 @@ from ingot.ir.parse import parse_type
 def caches_with_scratch(
     specs: Mapping[str, State], pages: int, scratch: Scratch, allocator: Allocator
 ) -> tuple[dict[str, torch.Tensor], range]:
-    """Allocate the KV caches of a cache group (caches with a common page table). Each has its own pages; scratch pages,
-    which one step uses for a long prefill, are the same memory in all of them.
+    """Allocate the KV caches of one cache group (caches that share one page table). Each cache has pages of its own,
+    and scratch pages. The scratch pages are one memory that all caches share. They have keys and values that only one
+    step of a long prefill reads.
 
-    specs     the declarations of the group's caches, by name
-    pages     the number of each cache's own pages
-    scratch   the number and size of the scratch pages
+    specs       name -> declaration of each cache
+    pages       the number of a cache's own pages
+    scratch     the number and size of the scratch pages
+    allocator   allocates the memory
 
-    Returns the caches by name, and the page numbers of the scratch pages. These may begin later than after the last own
-    page, because shared memory can only be mapped in large units.
+    Returns (name -> cache, page numbers of the scratch pages). These numbers may leave a gap after a cache's own pages,
+    because shared memory is mapped in large units.
     """
     granularity = allocator.granularity
     if granularity is None:

@@ -26,12 +26,13 @@ _PLENTY = 1 << 62  # tokens or pages without a bound
 
 @dataclass(frozen=True)
 class Found:
-    """The cached prefix from which a waiting request can resume: the first `count` pages of its tokens.
+    """The cached prefix from which a waiting request can resume.
 
-    pages    for each cache group (KV caches with a common page table) the `count` pages; 0 in place of a page that no
-             later token reads, because of a sliding window
-    slot     in models with per-sequence states (Mamba): the slot of the state after the prefix; None for other models
-    branch   how many first pages are cached in all, including pages after `count`, where no state is kept
+    count    the prefix is this many first pages of the request's tokens
+    pages    for each cache group its `count` pages. 0 stands for a page that no later token reads, because of a sliding
+             window. A cache group is KV caches that share one page table
+    slot     with per-sequence states (Mamba): the slot of the state after the prefix; None: there is none
+    branch   how many first pages are cached; more than `count` if no state is kept after the later ones
     """
 
     count: int
@@ -45,13 +46,14 @@ class Found:
 
 
 class SequencePages:
-    """Allocates KV pages to sequences. `Request.pages` has a list of pages for each cache group (KV caches with a
-    common page table), in the order of `groups`.
+    """Allocates KV pages to sequences, and frees them. `Request.pages` has a list of pages for each cache group, in the
+    order of `groups`. A cache group is KV caches that share one page table.
 
-    pools    the page pool of each cache group; empty for a model without KV caches, whose sequences need no pages
-    tables   the page tables of running sequences, which are updated too
-    slots    the state slots of a model with per-sequence states, such as Mamba; None for other models
-    blocks   the block sizes that attention masks or block diffusion require
+    pools       the page pool of each cache group; empty for a model without KV caches
+    tables      the page tables of running sequences; they are updated too
+    page_size   tokens of a page
+    slots       the slots of per-sequence states, such as Mamba's; None: the model has none
+    blocks      the block sizes that attention masks or block diffusion require
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class SequencePages:
 
     @property
     def num_free(self) -> int:
-        """The number of pages that can be allocated now, in the cache group (KV caches with a common page table) that
-        has fewest."""
+        """The fewest pages that can be allocated now in any cache group. A cache group is KV caches that share one page
+        table."""
         return min([pool.num_free for pool in self.pools], default=_PLENTY)
 
     @property
@@ -95,26 +97,25 @@ class SequencePages:
 
     @property
     def occupied(self) -> tuple[int, int, int, int]:
-        """Four numbers of pages: held by sequences, waiting for steps in flight before they become free, found by the
-        prefix cache, and all pages."""
+        """Counts of pages: (held by sequences, waiting for steps in flight to complete, in the prefix cache, all)."""
         kept = sum(pool.num_kept for pool in self.pools)
         return self.num_held, self.num_releasing, kept, sum(pool.capacity for pool in self.pools)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return how many pages of one cache are needed for `num_tokens` tokens; the last page may be partly filled."""
+        """Return how many pages `num_tokens` tokens need in one cache. The last page may be partly filled."""
         return -(-num_tokens // self.page_size)
 
     def tokens_held(self, request: Request) -> int:
-        """Return for how many tokens the sequence has pages in every cache group (KV caches with a common page table).
+        """Return for how many tokens the sequence has pages in every cache group. A cache group is KV caches that share
+        one page table.
 
-        This is the number in the last group: groups with a sliding window come last, and never have more pages than the
-        groups that keep all tokens.
+        The last group decides. Groups with a sliding window come last, and never have more pages than other groups.
         """
         return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
-        """Return how many of a sequence's first `num_tokens` tokens the step being built can process with the available
-        pages: the sequence's own pages, free pages, and scratch pages (which only one step uses)."""
+        """Return how many of a sequence's first `num_tokens` tokens can get pages for the step being built. The
+        sequence can use its pages, free pages, and scratch pages (which only one step uses)."""
         for place, pool in self.numbered:
             most = len(request.pages[place]) + pool.num_free
             if self.pages_for(num_tokens) > most:
@@ -127,16 +128,20 @@ class SequencePages:
         return num_tokens
 
     def _survive(self, group: CacheGroup) -> int:
-        """Return the most pages of one prompt chunk, of any length, that later steps may read in a cache group (KV
-        caches with a common page table). With a sliding window, these are few."""
+        """Return the most pages of one prompt chunk that later steps may read, in one cache group. The chunk may have
+        any length. With a sliding window, later steps read few pages. A cache group is KV caches that share one page
+        table."""
         return group.pages_between_steps(_PLENTY, self.page_size) + self._beyond
 
     def _unread(self, request: Request, place: int, num_tokens: int) -> int:
-        """Return how many pages of a long prompt chunk, which ends at token `num_tokens`, only the step that writes
-        them reads, because of a sliding window. These can be scratch pages, which the next step reuses.
+        """Return how many pages of a long prompt chunk are not read by later steps, because of a sliding window. These
+        can be scratch pages, which the next step reuses.
 
-        Pages that a sequence needs to resume at the last page boundary are not counted, so that the prefix cache can
-        keep them. `place` is the index of the cache group (KV caches with a common page table).
+        place        the index of the cache group; a cache group is KV caches that share one page table
+        num_tokens   the chunk ends at this token of the sequence
+
+        Pages that a sequence needs to resume at the chunk's last full page do not count: the prefix cache can keep
+        these.
         """
         if not self.pools[place].num_scratch:
             return 0
@@ -146,11 +151,11 @@ class SequencePages:
         return max(0, first - self.pages_for(request.num_computed))
 
     def admits(self, request: Request, found: Found, num_tokens: int, at_once: int) -> bool:
-        """Return whether enough pages are free to admit a waiting request, and in a model with per-sequence states
-        (Mamba) also a state slot.
+        """Return whether a waiting request can be admitted: enough pages are free. With per-sequence states (Mamba), a
+        state slot must be free too.
 
-        found        the request's cached prefix, whose pages it shares
-        num_tokens   the number of tokens for which it must have room before it decodes
+        found        the request's cached prefix; its pages are shared
+        num_tokens   the number of tokens that must have pages before the request decodes
         at_once      how many of these tokens a step must process together, at least
         """
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
@@ -160,9 +165,12 @@ class SequencePages:
         return self.slots is None or self.slots.admits
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
-        """Return the fewest pages of a cache group (KV caches with a common page table) with which a sequence can reach
-        `num_tokens` tokens, if each step processes `at_once` of them. A sliding window needs fewer pages than tokens
-        fill."""
+        """Return the fewest pages of a cache group that a sequence of `num_tokens` tokens needs. A cache group is KV
+        caches that share one page table. With a sliding window, pages are freed while the sequence grows, so fewer
+        suffice.
+
+        at_once   how many tokens one step processes
+        """
         between = group.pages_between_steps(num_tokens, self.page_size)
         fed = self.pages_for(at_once - 1)
         if self.pools[self.groups.index(group)].num_scratch:
@@ -170,8 +178,8 @@ class SequencePages:
         return min(self.pages_for(num_tokens), between + fed)
 
     def begin(self, request: Request, found: Found) -> None:
-        """Give a request that has just been admitted the pages of its cached prefix `found`, and in a model with
-        per-sequence states (Mamba) a state slot."""
+        """Let a request that has just been admitted hold the pages of its cached prefix `found`. With per-sequence
+        states (Mamba), also assign state slots to it."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
             pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
@@ -182,15 +190,16 @@ class SequencePages:
             self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False, feeding: bool = False) -> None:
-        """Allocate the pages that a sequence lacks for its first `num_tokens` tokens, in every cache group (KV caches
-        with a common page table).
+        """Allocate the pages that a sequence lacks for its first `num_tokens` tokens, in every cache group. A cache
+        group is KV caches that share one page table.
 
-        keeping   only in groups that keep every token, not in those with a sliding window
-        feeding   the step being built processes the sequence up to token `num_tokens`. Pages that no later step reads
-                  may then be scratch pages, which the next step reuses
+        keeping   only in groups that keep every token, not in groups with a sliding window
+        feeding   the step being built processes the sequence up to this token. Pages that no later step reads may then
+                  be scratch pages, which the next step reuses
 
-        Scratch pages are used only if the pool would keep less than one free page per sequence. Pool pages are better
-        for the prefix cache, but decoding sequences need some before this step returns its pages.
+        Scratch pages are used only if the pool would keep less than one free page per sequence. Decoding sequences may
+        need these before the step returns its pages. Otherwise pool pages are better, because the prefix cache can keep
+        them.
         """
         count = self.pages_for(num_tokens)
         for place, pool in self.numbered:
@@ -203,11 +212,12 @@ class SequencePages:
                 held += pages
 
     def _take_scratch(self, request: Request, place: int, num_tokens: int) -> int:
-        """Put scratch pages, which the next step reuses, into a sequence's page table, for positions that only the step
-        being built reads. Pages that the sequence already has for these positions are moved to later ones.
+        """Put scratch pages into a sequence's page table, for positions that no later step reads. The next step reuses
+        scratch pages. Pages that the sequence has for these positions move to later positions.
 
-        `place` is the index of the cache group (KV caches with a common page table). Return how many pages the sequence
-        still lacks for its first `num_tokens` tokens.
+        place   the index of the cache group; a cache group is KV caches that share one page table
+
+        Return how many pages the sequence still lacks for its first `num_tokens` tokens.
         """
         held, pool, begin = request.pages[place], self.pools[place], self.pages_for(request.num_computed)
         lacking = self.pages_for(num_tokens) - len(held)
@@ -220,13 +230,13 @@ class SequencePages:
         return lacking - unread
 
     def scratch_end(self, request: Request) -> int:
-        """Return the index after a sequence's last scratch page, in its list of pages in the step being built; 0 if it
-        has no scratch page. (A scratch page is used by one step only.)"""
+        """Return the index after the last scratch page in a sequence's list of pages; 0 if it has none. Only the step
+        being built uses scratch pages."""
         return max((places.stop for _, one, places in self._scratch if one is request), default=0)
 
     def end_step(self) -> None:
-        """Take all scratch pages, which only the step being built uses, out of the page tables; page 0 replaces them.
-        Call it once the step's inputs are built."""
+        """Replace all scratch pages in the page tables by page 0, so that the next step can reuse them. Call it once
+        the step's inputs are built."""
         if not self.windows:
             return
         for place, request, places in self._scratch:
@@ -237,11 +247,14 @@ class SequencePages:
             pool.end_scratch()
 
     def withdraw(self, request: Request, busy_until: int | None) -> None:
-        """Undo the allocations of a sequence for a step that did not run. Do nothing if it had no scratch pages (pages
-        that only that step uses) in it.
+        """Free the pages of a prompt chunk whose step did not run, in cache groups with a sliding window. A cache group
+        is KV caches that share one page table.
 
-        In cache groups with a sliding window, the step's pages are freed, because the next step may split the prompt
-        differently. They can be allocated again once step number `busy_until` is complete; None: at once.
+        This is needed only if the chunk used scratch pages. Only one step can use these, so some positions of the chunk
+        now have no page. The next step allocates pages again.
+
+        request      the chunk's sequence; its `num_computed` is the chunk's first position
+        busy_until   the pages can be allocated again after the step of this number; None: at once
         """
         count = self.pages_for(request.num_computed)
         if any(0 in request.pages[place][count:] for place, _, _ in self.windows):
@@ -251,8 +264,8 @@ class SequencePages:
                 self._tables.cut_pages(place, request.row, count)
 
     def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
-        """Return (page pool, number of missing pages) of each cache group (KV caches with a common page table) in which
-        a sequence lacks pages for its first `num_tokens` tokens."""
+        """Return the cache groups in which a sequence lacks pages for its first `num_tokens` tokens, each as (page
+        pool, number of missing pages). A cache group is KV caches that share one page table."""
         needed = -(-num_tokens // self.page_size)
         return [
             (pool, needed - held)
@@ -262,7 +275,7 @@ class SequencePages:
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
         """Free the pages of a sequence that its sliding windows have passed: no token at or after `position` reads
-        them. They can be allocated again once step number `busy_until` is complete; None: at once."""
+        them. They can be allocated again after step number `busy_until`; None: at once."""
         for place, group, pool in self.windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
@@ -276,10 +289,11 @@ class SequencePages:
                 request.given_back[place] = end
 
     def exchange(self, request: Request, others: Sequence[Iterable[tuple[int, int]]], busy_until: int | None) -> None:
-        """Replace pages of a request by other pages of equal content, and free the old ones. `others` has, for each
-        cache group (KV caches with a common page table), pairs (index among the request's pages, new page).
+        """Replace pages of a request by pages with equal content, and free the old ones.
 
-        The old pages can be allocated again once step number `busy_until` is complete; None: at once.
+        others       for each cache group, pairs (index among the request's pages, new page); a cache group is KV caches
+                     that share one page table
+        busy_until   the old pages can be allocated again after the step of this number; None: at once
         """
         for place, (pool, changes) in enumerate(zip(self.pools, others, strict=True)):
             held = request.pages[place]
@@ -292,10 +306,11 @@ class SequencePages:
                     self._tables.set_page(place, request.row, one, page)
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free all KV pages of a sequence that stops running, and its state slots in models with per-sequence states
-        (Mamba). They can be allocated again once step number `busy_until` is complete; None: at once.
+        """Free all KV pages of a sequence that stops running. With per-sequence states (Mamba), free its state slots
+        too.
 
-        `forget`: the prefix cache must no longer find the pages and states.
+        busy_until   they can be allocated again after the step of this number; None: at once
+        forget       remove the pages and states from the prefix cache
         """
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
             own = group.held(held)
@@ -318,11 +333,12 @@ class SequencePages:
 
 
 def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, range]) -> Pools:
-    """Return a page pool for each cache group (KV caches with a common page table). The group that keeps every token,
-    if there is one, comes before those with a sliding window.
+    """Return a page pool for each cache group (KV caches that share one page table). The group that keeps every token,
+    if there is one, comes before groups with a sliding window.
 
-    pages     the number of pages of each group, by its name
-    scratch   the page numbers of the group's scratch pages (pages that only one step uses), by its name
+    pages       name of a group -> number of its pages
+    page_size   tokens of a page
+    scratch     name of a group -> page numbers of its scratch pages (only one step uses them)
     """
     return {
         group: PagePool(
@@ -333,5 +349,5 @@ def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, ran
 
 
 def one_pool(pool: PagePool) -> Pools:
-    """Return the page pools of a model with only one cache group, which keeps every token: `pool` alone."""
+    """Return page pools for a model with a single cache group, which keeps every token. `pool` is its pool."""
     return {FULL: pool}

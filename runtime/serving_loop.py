@@ -18,7 +18,7 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 class CallerRequest(Protocol):
-    """The fields of a caller's request that the serving loop reads, for generation and for pooling."""
+    """The fields of a caller's request that the serving loop reads. EngineRequest and PoolingRequest have them."""
 
     @property
     def request_id(self) -> str: ...
@@ -28,12 +28,13 @@ class CallerRequest(Protocol):
 
 
 class CallerGroup(Protocol):
-    """A caller's request while it is served, with its n sequences. One output reports all of them.
+    """A caller's request while it is served, with its n sequences. Each output reports all of them.
 
-    stream     streamed output: return an output after each step; False: return one output, when all sequences have
-               ended
-    requests   the sequences, as the scheduler knows them
-    output     returns the output so far; `finished` says whether it is the last one
+    request_id   the id of the caller's request
+    stream       return an output after each step; False: return one output at the end of all sequences
+    requests     the sequences
+    finished     whether all sequences have ended
+    output       returns the output so far; its argument says whether it is the last one
     """
 
     @property
@@ -57,16 +58,14 @@ Out = TypeVar("Out")
 
 
 class ServingLoop(ABC, Generic[_Given, Served, Out]):
-    """The loop of an engine: serves requests with an executor and a scheduler. Subclasses turn the results of a step
-    into outputs.
+    """The loop of an engine: it serves requests with an executor and a scheduler. Subclasses turn the results of a step
+    into outputs. Not thread-safe: one thread must make all calls.
 
-    executor     runs the steps that the scheduler makes
+    executor     runs the steps
+    scheduler    selects the tokens of each step
     tokenizer    encodes text prompts; None: prompts must be token ids
-    vocab_size   size of the model's vocabulary; prompt token ids must be below it
-    work         a function that does work in advance for later steps while the host is idle; its argument is the number
-                 of seconds that it may take
-
-    Not thread-safe: one thread must make all calls.
+    vocab_size   size of the model's vocabulary; token ids of prompts must be below it
+    work         does work for later steps while the host is idle; its argument is how many seconds it may take
     """
 
     def __init__(
@@ -91,23 +90,23 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     @abstractmethod
     def _group(self, given: _Given, prompt: Prompt) -> Served:
-        """Make the group of sequences for a caller's request, and return it without queueing it. `prompt` is checked
-        already. Raises RequestError if another part of the request is invalid."""
+        """Return the group of sequences for a caller's request, without queueing it. `prompt` is checked already.
+        Raises RequestError if another part of the request is invalid."""
 
     @abstractmethod
     def _queue(self, group: Served) -> None:
-        """Add the sequences of a group, which `_group` made, to the scheduler."""
+        """Add the sequences of a group, which `_group` returned, to the scheduler."""
 
     @abstractmethod
     def _read(self, handle: SampledStep) -> Any:
-        """Wait for a launched step and return its results on the host. They are then passed to `_retire` as `read`."""
+        """Wait for a launched step and return its results on the host. `_retire` gets them as `read`."""
 
     @abstractmethod
     def _retire(self, batch: StepBatch, handle: SampledStep, read: Any) -> list[Out]:
-        """Apply the results of a step to its requests, and return the outputs to report to callers.
+        """Apply the results of a step to its requests, and return the outputs for callers.
 
         batch    the step
-        handle   the handle of the launched step, for results that `_read` did not return
+        handle   the handle of the launched step; it has results that `_read` did not return, such as log-probabilities
         read     what `_read` returned
         """
 
@@ -124,8 +123,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             self._queue(group)
 
     def _own_id(self, request_id: str, index: int) -> str:
-        """Return a unique id for sequence number `index` of a caller's request. A serial number makes it unique; the
-        other parts help readers of messages."""
+        """Return a unique id for sequence `index` of a caller's request. A serial number makes it unique. The other
+        parts help readers of messages."""
         self._serial += 1
         return f"{request_id}[{index}]#{self._serial}"
 
@@ -138,7 +137,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._scheduler.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache and return True. While requests run, return False and change nothing."""
+        """Empty the prefix cache and return True. While requests run, change nothing and return False."""
         if not self._groups and self._launched is not None:
             self.step()  # retire the step in flight, which has only surplus tokens of stopped requests
         return self._scheduler.reset_prefix_cache()
@@ -148,20 +147,19 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return bool(self._groups) or self._launched is not None
 
     def idle(self) -> bool:
-        """Do one piece of work in advance for later steps, such as the capture of a CUDA graph, which takes some
-        hundredths of a second. Call it while no requests arrive.
+        """Do one piece of work for later steps, such as the capture of a CUDA graph. It takes some hundredths of a
+        second. Call it while no requests arrive.
 
-        Return False if nothing is left to do in advance, or if there are requests to serve.
+        Return False if no work is left, or if there are requests to serve.
         """
         return not self.has_unfinished() and self._work(math.inf)
 
     def step(self) -> list[Out]:
-        """Launch the next step, then wait for the step before it, and return the outputs of requests that this earlier
-        step changed.
+        """Launch the next step, then wait for the step launched before, and return the outputs that it has changed.
 
-        The first call after a pause only launches, and returns an empty list. If the device has no memory for a step,
-        the step is undone and a smaller one is tried; a sequence that does not fit alone ends with reason "error". If
-        the executor fails otherwise, all requests end, and the error propagates. The engine stays usable.
+        The first call after a pause only launches a step, and returns an empty list. If the device has no memory for a
+        step, the step is undone and a smaller one is tried. A sequence that does not fit alone ends with reason
+        "error". Other errors of the executor end all requests and propagate. The engine stays usable.
         """
         try:
             batch = self._scheduler.schedule()
@@ -183,11 +181,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             raise
 
     def abort(self, request_id: str) -> Out | None:
-        """End a request now. Its pages become free when the step in flight is complete.
-
-        Returns the request's last output, in which unfinished sequences have finish_reason "abort"; None for an unknown
-        id.
-        """
+        """End a request now, and return its last output; None for an unknown id. Sequences that had not finished have
+        finish_reason "abort". The request's pages become free when the step in flight is complete."""
         group = self._groups.get(request_id)
         if group is None:
             return None
@@ -198,13 +193,12 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return last
 
     def launch_through(self, executor: StepLauncher) -> None:
-        """Launch all later steps with `executor`, which wraps the executor that the engine was made with, for example
-        to record steps."""
+        """Use `executor` for all later steps. It wraps the executor of the constructor, for example to record steps."""
         self._executor = executor
 
     def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[Out]:
-        """Wait for a launched step and return its outputs; an empty list if `launched` is None. While waiting, do work
-        in advance for later steps."""
+        """Wait for a launched step and return its outputs. While waiting, do work for later steps. If `launched` is
+        None, return an empty list."""
         if launched is None:
             self._spare.begin()
             return []
@@ -215,7 +209,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._retire(batch, handle, read)
 
     def _end_alone(self, request: Request | None, reason: str) -> list[Out]:
-        """End a sequence for which the device has no memory even if it is alone in a step, and return its outputs.
+        """End a sequence that does not fit into the device's memory even alone in a step, and return its outputs.
         `reason` is the text of the memory error. If `request` is None, do nothing and return an empty list."""
         if request is None or request.finished:
             return []

@@ -29,13 +29,14 @@ PrefixGroup = tuple[Array, int]  # sequences of the step, and the number of firs
 
 
 def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: int) -> Array | None:
-    """Find the sequences of a decode step that share prefix pages, for cascade attention, which reads such pages once.
-    Return the table of shared prefixes that its kernel takes (`ingot.ir.features.sharing` defines the columns).
+    """Find the sequences of a decode step that share prefix pages. Cascade attention reads such pages once for all of
+    them. Return the table of shared prefixes, i32[sequences, columns]. `ingot.ir.features.sharing` defines its columns.
 
-    pages   i32[device rows, P], the page table of each running sequence
-    held    i32[device rows], the number of pages in each page table
-    rows    the device rows of the step's sequences (indices in `pages` and `held`)
-    least   the fewest cached positions that must be saved from reading; return None if it saves fewer
+    pages       i32[device rows, P], the page table of each running sequence
+    held        i32[device rows], the number of pages in each page table
+    rows        the device row of each sequence of the step (its index in `pages` and `held`)
+    page_size   positions in a page
+    least       return None if this saves reading fewer cached positions
     """
     first = pages[rows, 0]
     order = np.argsort(first, kind="stable")
@@ -61,21 +62,25 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
 
 
 def _equal_values(values: Array, order: Array) -> Iterator[Array]:
-    """Yield each set of two or more sequences that have the same value. `values` has one number per sequence; `order`
-    has the sequences sorted by that number."""
+    """Yield each set of two or more sequences with equal values, as an array of sequence numbers.
+
+    values   one number per sequence
+    order    the sequence numbers, sorted by value
+    """
     ends = np.flatnonzero(np.diff(values[order])) + 1
     return (one for one in np.split(order, ends) if len(one) > 1)
 
 
 def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[PrefixGroup]:
-    """Return the groups of sequences that save most page reads in cascade attention: one group of all `members`, or
-    several subgroups that share more pages. A group is (its sequences, number of shared first pages).
+    """Return the groups of sequences that save most page reads in cascade attention. This is one group of all
+    `members`, or several subgroups that share more pages. A group is (its sequences, number of first pages that they
+    share).
 
     pages     i32[device rows, P], the page table of each running sequence
     held      i32[device rows], the number of pages in each page table
-    rows      the device rows of the step's sequences
+    rows      the device row of each sequence of the step
     members   the sequences to group, as indices into `rows`
-    known     the number of first pages that all members are known to share
+    known     all members share at least this many first pages
     depth     how many times subgroups may be split again
     """
     most = int(held[rows[members]].min())
@@ -98,14 +103,14 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
 
 
 def _saved(groups: list[PrefixGroup]) -> int:
-    """Return how many page reads cascade attention saves with these groups: each reads its shared pages once instead of
+    """Return how many page reads cascade attention saves with these groups. Each group reads its shared pages once, not
     once per member."""
     return sum((len(members) - 1) * count for members, count in groups)
 
 
 def least_saved(plan: Plan, gpu: Gpu, page_size: int) -> int:
-    """Return the number of cached positions that cascade attention must save reading in a decode step to be faster on
-    `gpu`. It costs one more kernel launch per layer. `page_size` is in tokens."""
+    """Return how many reads of cached positions cascade attention must save in a decode step to be faster on `gpu`.
+    Cascade attention costs one more kernel launch per layer. `page_size` is in tokens."""
     layers = sum(state.group == FULL.name for state in plan.states.values())
     position = plan.memory.groups[FULL.name].page / layers / page_size  # bytes, in one layer
     return math.ceil(_APART * (gpu.bandwidth or 0) / position)

@@ -15,10 +15,11 @@ def nothing_to_do(seconds: float) -> bool:
 
 
 class SpareTime:
-    """Uses the time in which the host waits for a step: calls `work` with the number of seconds until the step is
-    expected to end. The expected duration is the time per token of the last long step, times the number of tokens.
+    """Uses the time in which the host waits for a step. It calls `work` with the seconds that are left until the step
+    is expected to end.
 
-    No launch is delayed by this, because the next launch needs the tokens of the running step anyway.
+    The expected duration of a step is its number of tokens times the seconds per token of the last long step. Calling
+    `work` delays no launch: the next launch needs the tokens of the running step anyway.
     """
 
     def __init__(self, work: Work, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -27,12 +28,12 @@ class SpareTime:
         self._began = clock()  # when the running step began
 
     def begin(self) -> None:
-        """Record that a step was launched while no other step was running, so that it begins now."""
+        """Record that a step was launched while no other step was running: it begins now."""
         self._began = self._clock()
 
     def wait(self, tokens: int) -> None:
-        """Call `work` before the host waits for the oldest step in flight, if there is time. `tokens` is the number of
-        tokens in that step."""
+        """Call `work` if there is time until the oldest step in flight ends. Call this before the host waits for that
+        step. `tokens` is the step's number of tokens."""
         if self._per_token is not None and tokens >= _FEWEST_TOKENS:
             left = self._per_token * tokens - (self._clock() - self._began)
             if left > 0:

@@ -19,13 +19,14 @@ from ingot.runtime.row_tables import RowTables
 
 
 class StateSlots:
-    """Assigns state slots to running sequences. A slot holds the convolution and scan states of one sequence, as in
+    """Assigns state slots to running sequences. A state slot has the convolution and scan states of one sequence, as in
     Mamba. A sequence holds the slot that its next step writes, and the slot that it reads if that is another one.
 
-    pool     the pool of slots; each of its pages is one slot
-    tables   the slots of running sequences for the step's inputs, which are updated too
-    blocks   the block sizes after which a sequence can resume
-    cuts     whether prompts may be split into chunks
+    pool        the pool of slots; each of its pages is one slot
+    tables      where the slots of running sequences are stored for the step's inputs
+    blocks      the block sizes after which a sequence can resume
+    page_size   tokens of a page
+    cuts        whether prompts may be split into chunks
     """
 
     def __init__(self, pool: PagePool, tables: RowTables, blocks: Blocks, page_size: int, *, cuts: bool) -> None:
@@ -42,11 +43,11 @@ class StateSlots:
         return self.pool.num_free > 0
 
     def begin(self, request: Request, found: int | None) -> None:
-        """Assign state slots to a request that has just been admitted. A slot holds the convolution and scan states of
-        one sequence, as in Mamba. The request writes a free slot, and reads `found`, the slot with the state after its
-        cached prefix (None: it has no cached prefix).
+        """Assign state slots to a request that has just been admitted. A state slot has the convolution and scan states
+        of one sequence, as in Mamba.
 
-        If no slot is free, the request both reads and writes `found`, and the prefix cache forgets that slot.
+        The request reads `found`, the slot with the state after its cached prefix; None: there is no cached prefix. It
+        writes a free slot. If no slot is free, it writes `found` too, and the prefix cache forgets that slot.
         """
         if found is not None:
             self.pool.share([found])
@@ -59,9 +60,13 @@ class StateSlots:
         self._moving.append(request)
 
     def keep(self, request: Request, digest: bytes, *, last: bool) -> None:
-        """Keep the convolution and scan state (as in Mamba) of a request, which is at the end of a page, in the prefix
-        cache under `digest`. The request continues in another slot, unless it is about to free its slots (`last`). If
-        no slot is free for that, keep nothing."""
+        """Keep the convolution and scan states of a request (as in Mamba) in the prefix cache. They are after the last
+        token of a page.
+
+        digest   the hash of the tokens, under which the states are found
+        last     the request is about to free its slots. Otherwise it continues in another slot; if none is free,
+                 nothing is kept
+        """
         if request.num_computed == request.state_at:
             return  # it has written nothing
         if self.pool.find_one(digest) is not None or not (last or self.pool.num_free):
@@ -75,8 +80,8 @@ class StateSlots:
             self._moving.append(request)
 
     def _replace(self, request: Request) -> None:
-        """Remove the state after an earlier page of the request's output from the prefix cache, so that a newer one
-        replaces it. A state that a sequence still holds stays."""
+        """Remove the state that the prefix cache keeps after an earlier page of the request's output. A newer state
+        replaces it. A state that a sequence holds stays."""
         digest = request.cached.generated
         slot = None if digest is None else self.pool.find_one(digest)
         if slot is not None and not self.pool.is_held(slot):
@@ -84,10 +89,11 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """After the launch of a step, free the old slots of sequences that read their state (as in Mamba) from one slot
-        and write it to another. From now on they read the slot that the step writes.
+        """Free slots that sequences have read for the last time. Call it after the launch of a step.
 
-        A freed slot can be allocated again once step number `busy_until` is complete; None: at once.
+        A sequence may read its state (as in Mamba) from one slot and write it to another one. After that step it reads
+        and writes only the second slot. The first slot can be allocated again after step number `busy_until`; None: at
+        once.
         """
         waiting: list[Request] = []
         for request in self._moving:
@@ -103,15 +109,18 @@ class StateSlots:
         self._moving = waiting
 
     def withdraw(self, requests: Sequence[Request]) -> None:
-        """Undo a step of these requests that did not run, or ran only in part: the states that it wrote are not
+        """Undo a step of these requests that did not run, or ran only in part. The states that it wrote are not
         used."""
         for request in requests:
             request.state_at = request.num_computed
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free the slots with the states (as in Mamba) of a sequence that stops running. They can be allocated again
-        once step number `busy_until` is complete; None: at once. `forget`: the prefix cache must no longer find the
-        states."""
+        """Free the state slots of a sequence that stops running. A state slot has its convolution and scan states, as
+        in Mamba.
+
+        busy_until   the slots can be allocated again after the step of this number; None: at once
+        forget       remove the states from the prefix cache
+        """
         held = [slot for slot in dict.fromkeys((request.state_write, request.state_read)) if slot >= 0]
         if forget and request.cached.hashes is not None:
             kept = map(self.pool.find_one, request.cached.hashes.digests)
@@ -120,14 +129,16 @@ class StateSlots:
         request.state_read = request.state_write = -1
 
     def next_end(self, request: Request) -> int:
-        """Return the position at which the page that the sequence is filling ends, as a number of tokens."""
+        """Return how many tokens the sequence has when its current page is full."""
         return (request.num_computed // self._page_size + 1) * self._page_size
 
     def cut(self, request: Request, start: int, end: int, goal: int) -> int:
-        """Return the position at which to end a prompt chunk that begins at `start`: where later requests are likely to
-        resume, so that the state there is worth keeping.
+        """Return the position at which to end a prompt chunk. If possible, later requests are likely to resume there,
+        so that the prefix cache keeps the state there. The state is of convolutions and scans, as in Mamba.
 
-        `end` is the largest position that the step has room for; `goal` is the end of the prompt.
+        start   the chunk's first position
+        end     the largest position that the step has room for
+        goal    the end of the prompt
         """
         if not self._cuts or request.cached.hashes is None:
             return end
@@ -142,9 +153,12 @@ class StateSlots:
         return whole if 2 * (whole - start) >= end - start else end  # a short chunk would cost more than it saves
 
     def find(self, digests: Sequence[bytes], count: int) -> tuple[int, int | None]:
-        """Find the longest prefix, of at most `count` pages, after which the prefix cache keeps a state. Return (its
-        number of pages, slot of the state); (0, None) if there is none. `digests` has the hash of each block of
-        tokens."""
+        """Find the longest prefix with a state in the prefix cache. Return (its number of pages, slot of the state), or
+        (0, None) if there is none.
+
+        digests   the hash of each block of tokens
+        count     the most pages of the prefix
+        """
         for place in range(count, 0, -1):
             slot = self.pool.find_one(digests[place - 1])
             if slot is not None and place == self._blocks.shared(place, self._page_size):
@@ -152,8 +166,8 @@ class StateSlots:
         return 0, None
 
     def _whole(self, num_tokens: int) -> int:
-        """Return the largest number of tokens, at most `num_tokens`, that ends at a page boundary from which a sequence
-        can resume."""
+        """Return the largest number of tokens, up to `num_tokens`, after which a sequence can resume. It fills whole
+        pages."""
         return self._blocks.shared(num_tokens // self._page_size, self._page_size) * self._page_size
 
     def _set(self, request: Request, read: int, write: int) -> None:

@@ -27,16 +27,16 @@ _UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("
 
 class States(Mapping[str, torch.Tensor]):
     """The states of a model, by name: tensors that stay on the device between steps, such as KV caches. The constructor
-    allocates them, initially zero.
+    allocates them as zeros.
 
-    specs       the declarations of the states, by name
-    sizes       the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots of
-                convolution and scan states)
-    allocator   allocates the memory; default: on the CPU
-    pages       the number of pages of each cache group (KV caches with a common page table) whose number differs from
-                `sizes["pages"]`, by group name
-    scratch     the scratch pages of cache groups, by group name: extra pages, numbered `scratch_pages[group]`, that are
-                the same memory in all caches of the group
+    specs           name -> declaration of each state
+    sizes           the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots
+                    of convolution and scan states)
+    allocator       allocates the memory; default: on the CPU
+    pages           cache group -> its number of pages; groups that are left out have `sizes["pages"]`. A cache group is
+                    KV caches that share one page table
+    scratch         cache group -> its scratch pages: extra pages that are one memory in all caches of the group
+    scratch_pages   (attribute) cache group -> the page numbers of its scratch pages
 
     On a GPU, the methods run on torch's current stream. The constructor raises OptionError if there is no memory.
     """
@@ -75,8 +75,8 @@ class States(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
     def copy(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy page or slot `sources[i]` to `targets[i]`, in every state of the group `group` (states with the same
-        page or slot numbers).
+        """Copy page or slot `sources[i]` to `targets[i]`, in every state of a group. The states of a group have common
+        page or slot numbers.
 
         All sources are read before any target is written, so the two may overlap. Raises InternalError for an unknown
         group, an index out of range, or a repeated target.
@@ -84,16 +84,16 @@ class States(Mapping[str, torch.Tensor]):
         self._apply("state_copy", group, sources, targets)
 
     def move(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy page or slot `sources[i]` to `targets[i]`, then zero the sources that are no targets, in every state of
-        the group `group` (states with the same page or slot numbers).
+        """Copy page or slot `sources[i]` to `targets[i]`, in every state of a group. Then zero the sources that are no
+        targets. The states of a group have common page or slot numbers.
 
         Raises InternalError for an unknown group, an index out of range, or a repeated target.
         """
         self._apply("state_move", group, sources, targets)
 
     def zero(self, group: str, targets: Sequence[int]) -> None:
-        """Set the pages or slots `targets` to zero, in every state of the group `group` (states with the same page or
-        slot numbers). Raises InternalError for an unknown group, an index out of range, or a repeated target."""
+        """Zero the pages or slots `targets` in every state of a group. The states of a group have common page or slot
+        numbers. Raises InternalError for an unknown group, an index out of range, or a repeated target."""
         self._apply("state_zero", group, targets)
 
     def _apply(self, op: str, group: str, *places: Sequence[int]) -> None:
@@ -116,8 +116,8 @@ class States(Mapping[str, torch.Tensor]):
 
 
 def _unit_axis(name: str, spec: State) -> int:
-    """Return the axis of a state along which its pages, its rows of running sequences, or its slots of Mamba states are
-    numbered. `name` is the state's name, for the error."""
+    """Return the axis of a state that counts its pages, its rows of running sequences, or its slots of Mamba states.
+    `name` is the state's name, for the error."""
     shape = parse_type(spec.type).shape
     dims = _UNIT_DIMS[spec.unit]
     for axis, size in enumerate(shape):

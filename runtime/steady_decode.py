@@ -13,23 +13,26 @@ from ingot.runtime.request import Request
 
 
 def steady(running: Sequence[Request]) -> list[Request]:
-    """Return the running sequences on the scheduler's fast path. Each decodes one token in the next step, without
-    checks."""
+    """Return the running sequences on the scheduler's fast path. Each decodes one token in the next step, and the
+    scheduler does not check it."""
     return [one for one in running if one.num_computed < one.decodes_until]
 
 
 def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
-    """Return the running sequences that are not on the scheduler's fast path, and so must be checked one by one. If no
-    step is in flight, return all running sequences."""
+    """Return the running sequences that the scheduler must check one by one, because they are not on its fast path. If
+    no step is in flight, return all running sequences."""
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 
 def enter(request: Request, tokens_held: int) -> None:
-    """Put a sequence on the scheduler's fast path: it decodes one token per step, without checks, until its
-    `tokens_held` tokens of allocated pages are used up. The step in flight must sample one token for it."""
+    """Put a sequence on the scheduler's fast path: it decodes one token per step, and the scheduler does not check it.
+    The step in flight must sample one token for it.
+
+    It leaves the fast path at `tokens_held` tokens, when it needs another page, or at its length limit.
+    """
     request.decodes_until = min(tokens_held, request.max_total - 1)
 
 
 def leave(request: Request) -> None:
-    """Take a sequence off the scheduler's fast path, so that it is checked in the next step."""
+    """Take a sequence off the scheduler's fast path: the scheduler checks it in the next step."""
     request.decodes_until = 0

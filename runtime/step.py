@@ -15,8 +15,14 @@ from ingot.runtime.token_counts import Recount
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The sizes of a step, each at least 1: T tokens, B sequences, L rows of logits, P page-table entries per sequence,
-    G rows in the table of shared prefixes, which cascade attention takes (1: it is not used)."""
+    """The sizes of a step, each at least 1.
+
+    T   tokens
+    B   sequences
+    L   rows of logits
+    P   page-table entries per sequence
+    G   rows in the table of shared prefixes for cascade attention; 1: the step does not use it
+    """
 
     T: int
     B: int
@@ -26,25 +32,23 @@ class StepSizes:
 
     @property
     def shares(self) -> bool:
-        """Whether this step uses cascade attention, which reads a shared prefix once for all sequences that share
-        it."""
+        """Whether this step uses cascade attention: it reads a shared prefix once for all its sequences."""
         return self.G > 1
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The layout of a step's inputs: which inputs there are, and in which order one flat i32 buffer holds them."""
+    """Which inputs a step has, and their order in one flat i32 buffer."""
 
     inputs: tuple[StepInput, ...]
 
     @staticmethod
     @cache
     def of(names: frozenset[str]) -> "StepLayout":
-        """Return the layout of the inputs with these names. Raises InternalError for a name that no feature of Ingot
-        declares.
+        """Return the layout of the inputs with these names. Raises InternalError for a name that Ingot does not define.
 
-        Inputs of 8-byte elements come first, so that they are aligned. Late inputs, which are filled only after the
-        step's forward pass has begun, come last.
+        Inputs of 8-byte elements come first, so that they are aligned. Late inputs come last. The host fills these only
+        after the forward pass has begun.
         """
         known = step_inputs()
         if unknown := sorted(name for name in names if find_input(name) is None):
@@ -55,8 +59,7 @@ class StepLayout:
 
     @staticmethod
     def usual() -> "StepLayout":
-        """Return the layout of all inputs whose values the host knows when it builds a step. Ingot's features declare
-        these inputs."""
+        """Return the layout of all inputs whose values the host knows when it builds a step."""
         return StepLayout.of(frozenset(name for name, one in step_inputs().items() if one.known))
 
     @property
@@ -70,21 +73,22 @@ class StepLayout:
 
     @cached_property
     def late(self) -> tuple[StepInput, ...]:
-        """The late inputs: only the ending of a step (such as sampling) reads them, so the host fills them while the
-        forward pass runs."""
+        """The late inputs. The host fills them while the forward pass runs, because only the ending (such as sampling)
+        reads them."""
         return tuple(one for one in self.inputs if one.late)
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """The declarations of the tables in which the host keeps requests' values for these inputs, such as
-        temperatures, with one row per running sequence."""
+        """The declarations of the host's tables for these inputs. A table has one row per running sequence, with a
+        value of its request such as the temperature."""
         return row_tables(self.names)
 
     def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
-        """Return the inputs of a step of these sizes, by name, as views of `flat`: a one-dimensional i32 tensor, 8-byte
-        aligned, with at least `words(sizes)` elements.
+        """Return the inputs of a step, by name, as views of `flat`. One copy of `flat` moves all inputs to the GPU,
+        because host and GPU use one layout.
 
-        Host and GPU use the same layout, so one copy of `flat` moves all inputs to the GPU.
+        flat    a one-dimensional i32 tensor, 8-byte aligned, with at least `words(sizes)` elements
+        sizes   the sizes of the step
         """
         views: dict[str, torch.Tensor] = {}
         offset = 0
@@ -94,16 +98,16 @@ class StepLayout:
         return views
 
     def words(self, sizes: StepSizes) -> int:
-        """Return how many 4-byte words the flat buffer has for a step of these sizes."""
+        """Return how many 4-byte words the inputs of a step of these sizes take in the flat buffer."""
         return sum(words for *_, words in self._parts(sizes))
 
     def early_words(self, sizes: StepSizes) -> int:
-        """Return how many 4-byte words the flat buffer has before the late inputs (those that are filled after the
-        step's forward pass has begun), which come last."""
+        """Return how many 4-byte words of the flat buffer come before the late inputs. The host fills late inputs only
+        after the forward pass has begun."""
         return sum(words for one, *_, words in self._parts(sizes) if not one.late)
 
     def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
-        """Yield each input of a step of these sizes, with its dtype, its shape and its number of 4-byte words."""
+        """Yield (input, dtype, shape, number of 4-byte words) for each input of a step of these sizes."""
         named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P, "G": sizes.G}
         for one, dtype, dims in self._types:
             shape = [named[dim] if isinstance(dim, str) else dim for dim in dims]
@@ -115,16 +119,15 @@ class StepLayout:
 
 
 class StepInputs(dict[str, torch.Tensor]):
-    """The inputs of one step on the host, by name. They are views of one tensor `flat` (i32), so that one copy moves
-    all of them.
+    """The inputs of one step on the host, by name. They are views of one i32 tensor `flat`, so that one copy moves all
+    of them. They are valid until the step is complete; then another step uses the buffer.
 
-    arrays     the same memory as numpy arrays, by name
-    recounts   the device rows (indices in per-sequence tensors) whose token counts, for penalties, must be recomputed
-               before the step
-    stamp      identifies the running sequences; if two steps have equal stamps, other than None, only the inputs that
-               change in every step differ between them
-
-    The inputs are valid until the step is complete; then another step uses the buffer.
+    layout     where each input is in `flat`
+    sizes      the sizes of the step
+    arrays     the inputs as numpy arrays over the same memory, by name
+    recounts   the sequences whose token counts, for penalties, must be recomputed on the device before the step
+    stamp      identifies the running sequences, or None. Steps with equal stamps differ only in the inputs that change
+               in every step
     """
 
     def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes) -> None:
@@ -138,32 +141,32 @@ class StepInputs(dict[str, torch.Tensor]):
         self._fed: Fed | None = None
 
     def fill(self, fed: Fed) -> None:
-        """Write the inputs of the step `fed`, except late ones, which are filled after the step's forward pass has
-        begun."""
+        """Write the inputs of a step from its description `fed`. Late inputs are left out: the host fills them only
+        after the forward pass has begun."""
         self._fed = fed
         for one in self.layout.inputs:
             if not one.late:
                 one.fill(self.arrays[one.name], fed)
 
     def fill_late(self) -> None:
-        """Write the late inputs, which only the ending of the step (such as sampling) reads. Their values depend on the
-        tokens that the step before has sampled."""
+        """Write the late inputs. Only the ending of the step (such as sampling) reads them. They depend on the tokens
+        that the step before has sampled."""
         for one in self.layout.late:
             one.fill(self.arrays[one.name], self.fed)
 
     def fill_varying(self, fed: Fed, rows_using: Mapping[str, set[int]]) -> None:
-        """Write only the inputs that change in every step, for the step `fed`. The buffer must hold an earlier step of
-        the same sequences.
+        """Write only the inputs that change in every step. The buffer must hold an earlier step of the same sequences.
 
-        `rows_using` has, for each sampling value by name (such as "temperature"), the device rows of the running
-        sequences that set it. Inputs for a value that no sequence sets are not written.
+        fed          the description of the step
+        rows_using   name of a sampling value, such as "temperature" -> the device rows whose requests set it. Inputs
+                     for a value that no request sets are not written
         """
         for one in self.layout.varying:
             if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
     def drop_requests(self) -> None:
-        """Drop all references to requests. The buffer is reused and would keep them alive."""
+        """Drop all references to requests. The buffer is used again, and would keep the requests alive."""
         self.recounts = ()
         self.fed.drop_requests()
 
@@ -181,7 +184,7 @@ class StepInputs(dict[str, torch.Tensor]):
 
 
 class StepBuffer:
-    """A flat i32 buffer for step inputs, allocated once and reused by later steps.
+    """A flat i32 buffer for step inputs, allocated once. Steps use it one after another.
 
     layout       which inputs there are, and their order in the buffer
     largest      the sizes of the largest step
@@ -194,20 +197,20 @@ class StepBuffer:
         self.last: StepInputs | None = None  # the inputs of the step that used this buffer before
 
     def views(self, sizes: StepSizes) -> StepInputs:
-        """Return inputs of these sizes in the buffer, for the caller to fill. Until then they hold values of an earlier
-        step."""
+        """Return inputs of these sizes in the buffer, for the caller to fill. Until then, they hold the values of an
+        earlier step."""
         if self.last is None or self.last.sizes != sizes:  # decode steps mostly repeat their sizes
             self.last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
         return self.last
 
 
 def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:
-    """Return the inputs of the step `fed`, of these sizes, in newly allocated memory."""
+    """Return the inputs of a step in newly allocated memory. `fed` is the step's description."""
     inputs = StepBuffer(layout, sizes).views(sizes)
     inputs.fill(fed)
     return inputs
 
 
 def layout_of(plans: Iterable[Iterable[str]]) -> StepLayout:
-    """Return a layout with every input that any of the plans takes. `plans` has the input names of each plan."""
+    """Return a layout with every input of any of the plans. `plans` has the input names of each plan."""
     return StepLayout.of(frozenset(name for names in plans for name in names))

@@ -19,8 +19,8 @@ class StepOutputs:
     """Describes the outputs of a plan.
 
     read   the names of the outputs that the host reads after every step, such as the sampled tokens
-    dims   the symbolic first dim of outputs, by name: T (tokens), B (sequences) or L (rows of logits); outputs of fixed
-           size are left out
+    dims   name of an output -> its symbolic first dim: T (tokens), B (sequences) or L (rows of logits). Outputs of
+           fixed size are left out
     """
 
     read: tuple[str, ...]
@@ -33,7 +33,7 @@ class StepOutputs:
         return StepOutputs(find_ending(parse_ending(plan.ending).name).read, dims)
 
     def cut(self, outputs: Mapping[str, torch.Tensor], step: StepSizes) -> dict[str, torch.Tensor]:
-        """Return the outputs of a padded step without their rows of padding. `step` has the sizes of the step before
+        """Return the outputs of a padded step, by name, without their rows of padding. `step` has the sizes before
         padding."""
         return {name: value[: self.size(name, step)] if name in self.dims else value for name, value in outputs.items()}
 

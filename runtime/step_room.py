@@ -13,7 +13,7 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 
 @dataclass
 class StepRoom:
-    """The room that is left in the step being built: how much of each kind still fits.
+    """How much still fits into the step being built.
 
     blocks   the block sizes that decide where prompts may be split
     tokens   prompt tokens that still fit
@@ -25,8 +25,8 @@ class StepRoom:
     scored: int = MAX_SCORED
 
     def fit(self, request: Request, start: int) -> int:
-        """Return how many tokens of a request's prompt, from position `start` on, still fit into the step. A result of
-        0 or less means that none fit."""
+        """Return how many tokens of a request's prompt, from position `start` on, still fit into the step. A result
+        below 1 means that none fit."""
         goal = self.blocks.fed(request.num_tokens)
         length = min(goal - start, self.tokens)
         scored = request.scored_in(start, start + length)
@@ -40,11 +40,10 @@ class StepRoom:
 
 
 def prompt_tokens(config: SchedulerConfig, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
-    """Return how many prompt tokens fit into a step that already has one token of each request in `decodes`, and
-    `chunks`.
+    """Return how many prompt tokens fit into a step that has one token of each request in `decodes`, and `chunks`.
 
-    While a request with streamed output decodes, the number is capped at max_mixed_tokens, to bound the time between
-    its tokens. If prompts cannot be split into chunks of that size, there is no cap, or a long prompt would starve.
+    While a request with streamed output decodes, at most max_mixed_tokens fit, to bound the time between its tokens.
+    This limit is off if prompts cannot be split into chunks of that size. With it, a long prompt would wait forever.
     """
     left = config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
     decoding = chain(decodes, (chunk.request for chunk in chunks))

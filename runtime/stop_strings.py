@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds stop strings in a text that arrives character by character (an Aho-Corasick automaton). It is immutable, so
-    the n sequences of a request share it.
+    """Finds stop strings in a text that arrives character by character (an Aho-Corasick automaton). It is immutable,
+    and the n sequences of a request share it.
 
-    A state is an integer. It stands for the longest suffix of the text so far that is a prefix of a stop string. Its
-    depth is the length of that suffix, which may still become a stop string.
+    A state is an integer. It stands for the part of a stop string with which the text ends. `depth[state]` is the
+    length of that part. For the stop string "END", the text "the EN" has a state of depth 2.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class StopStrings:
                 queue.append(child)
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more `character` of the text; `state` is the state before. Takes amortized
+        """Return the state after one more `character` of the text. `state` is the state before it. Takes amortized
         constant time."""
         while state and character not in self._next[state]:
             state = self._fail[state]
@@ -53,12 +53,12 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Looks for stop strings in the text of one sequence, and passes the text on piece by piece. `matched` is the stop
-    string that was found, or None.
+    """Finds stop strings in the text of one sequence, and returns the text before them. The text arrives in pieces.
+    `matched` is the stop string that was found, or None.
 
-    With `include`, the stop string is part of the text that is passed on. Without, text that may become a stop string
-    is held back until that is decided. The stop string that is complete first wins; of those that end at the same
-    character, the longest. So the result does not depend on how the text is split into tokens.
+    With `include`, the returned text includes the stop string. Without, text that may become a stop string is held back
+    until that is known. The stop string that is complete first counts. Of several that end at one character, the
+    longest counts.
     """
 
     def __init__(self, strings: StopStrings, include: bool) -> None:
@@ -69,11 +69,11 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, stop: bool = True) -> str:
-        """Add the next piece of text. Return the text that can be passed on now. Once a stop string was found, return
-        "".
+        """Add the next piece of text, and return the text that belongs to the output now. Return "" once a stop string
+        was found.
 
-        With `stop` False, a stop string that is complete within this piece counts as ordinary text, as before
-        min_tokens.
+        stop   False: a stop string that is complete within this piece does not count. This is for tokens before
+               min_tokens
         """
         if self.matched is not None:
             return ""
@@ -97,7 +97,6 @@ class StopMatcher:
         return so_far[:split]
 
     def finish(self) -> str:
-        """Return the text that was held back because it might have become a stop string. The sequence has ended, so it
-        is ordinary text."""
+        """Return the text that was held back. The sequence has ended, so this text does not become a stop string."""
         held, self._held = self._held, ""
         return held if self.matched is None else ""

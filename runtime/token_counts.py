@@ -11,8 +11,12 @@ from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
 @dataclass(frozen=True)
 class Recount:
-    """A device row (an index in the per-sequence tensors) whose token counts, which penalties use, must be recomputed.
-    `prompt` and `generated` are the tokens to count."""
+    """An order to recompute the token counts of one sequence on the device. Penalties use the counts.
+
+    row         the sequence's device row (its index in the per-sequence tensors)
+    prompt      the prompt tokens to count
+    generated   the generated tokens to count
+    """
 
     row: int
     prompt: list[int]
@@ -23,14 +27,13 @@ _COUNTS = "token_counts"
 
 
 def recount(own: Collection[str], states: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-    """Recompute token counts, which penalties use, for the device rows in `inputs.recounts`. The state `token_counts`
-    has them on the device.
+    """Recompute token counts on the device for the sequences in `inputs.recounts`. Penalties use the counts. They are
+    in the state `token_counts`.
 
-    own      the names of the states of the program that is about to run. Do nothing if `token_counts` is not among
-             them: a program that runs later in the step, such as a draft model, must not undo what an earlier one
-             counted
+    own      the names of the states of the program that is about to run; do nothing if `token_counts` is not one of
+             them. In a step, only the first program recounts, and a later draft model does not
     states   all states by name
-    inputs   the step's inputs; if they are a plain dict of tensors, there is nothing to recompute
+    inputs   the step's inputs; a plain dict of tensors has nothing to recompute
     """
     if _COUNTS not in own:
         return

@@ -15,14 +15,14 @@ REPLACEMENT = "\ufffd"  # a decoder's text for invalid UTF-8; at the end of a te
 
 
 class Tokenizer:
-    """A tokenizer of the Hugging Face `tokenizers` library, plus the begin and end tokens that the model's files name.
+    """A tokenizer of the Hugging Face `tokenizers` library, with the begin and end tokens from the model's files.
 
     backend         the library's tokenizer; read only
     vocab_size      number of tokens, including added ones; the model's embedding may have more rows
     eos_token_ids   tokens that end a sequence; empty if no file names one
     bos_token_id    the begin token, or None
     added_tokens    id -> text of the tokens outside the learned vocabulary, special or not
-    special_ids     the ids of special tokens, which `skip_special_tokens` removes from text; all are in `added_tokens`
+    special_ids     the ids of special tokens; `skip_special_tokens` removes them from text. All are in `added_tokens`
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
-        """Load the tokenizer in a folder, from `tokenizer.json` and, if they exist, `tokenizer_config.json` and
-        `generation_config.json`.
+        """Load the tokenizer in a folder, from `tokenizer.json`. `tokenizer_config.json` and `generation_config.json`
+        are read if they exist.
 
-        The end tokens are that of the tokenizer and those of generation_config.json. If the latter names none, use
-        `eos_fallback` (config.json's `eos_token_id`). The tokenizer's post-processor decides whether a prompt gets
-        begin and end tokens, unless the config sets `add_bos_token` or `add_eos_token`, as in transformers.
+        Both may name end tokens, and all of these end a sequence. If generation_config.json names none, `eos_fallback`
+        is used in its place (config.json's `eos_token_id`). `add_bos_token` and `add_eos_token` of
+        tokenizer_config.json decide whether prompts get begin and end tokens, as in transformers. Without these, the
+        tokenizer's post-processor decides.
 
         Raises ArtifactError, with file and field, for a missing or damaged file.
         """
@@ -73,15 +74,16 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of one prompt. If the text contains the text of a special token, it becomes that token.
-        Raises RequestError for invalid Unicode."""
+        """Return the token ids of one prompt. Text of a special token, such as "</s>", becomes that token. Raises
+        RequestError for invalid Unicode."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt. They are encoded in parallel.
+        """Return the token ids of each prompt. Prompts are encoded in parallel.
 
-        As in vLLM's `generate`, text that spells a special token becomes that token, and the tokenizer may add begin
-        and end tokens. For untrusted text, use a chat template, in which messages cannot produce special tokens.
+        Text of a special token, such as "</s>", becomes that token, as in vLLM's `generate`. The tokenizer may add
+        begin and end tokens. For untrusted text, use `ingot.runtime.chat.template`: there, messages cannot produce
+        special tokens.
 
         Raises RequestError for invalid Unicode (lone surrogates).
         """
@@ -98,30 +100,30 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of a list of token ids. Unknown ids have no text; special tokens have none if they are
-        skipped."""
+        """Return the text of a list of token ids. Unknown ids have no text. With `skip_special_tokens`, special tokens
+        have none."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str:
-        """Return the text of one token, decoded without the tokens before it. Results are cached."""
+        """Return the text of one token, decoded without other tokens. Results are cached."""
         alone = self._alone[skip_special_tokens]
         if token_id not in alone:
             alone[token_id] = self.decode([token_id], skip_special_tokens)
         return alone[token_id]
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Return whether a token has text in the result of `decode`. Unknown tokens have none, and special tokens have
-        none if they are skipped."""
+        """Return whether `decode` returns text for a token. Unknown tokens have no text. With `skip_special_tokens`,
+        special tokens have none."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
 
     def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """Return the text that a token adds, if that does not depend on the tokens before it; "" if `decode` omits the
-        token.
+        """Return the text that a token adds, whatever the tokens before it; "" if `decode` leaves the token out.
 
-        Return None if it does depend on them: the token is part of a character, or the tokenizer is not byte-level.
+        Return None if the text depends on the tokens before it. This is so for a part of a character, and for
+        tokenizers that are not byte-level.
         """
         if not self._joins_bytes:
             return None
@@ -131,8 +133,8 @@ class Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty dict if the file does not exist. Raises ArtifactError if the file does
-    not contain a JSON object."""
+    """Return the object in a JSON file; an empty dict if the file does not exist. Raises ArtifactError for other
+    content."""
     if not path.is_file():
         return {}
     try:
@@ -156,8 +158,9 @@ def _token_id(
 ) -> int | None:
     """Return the id of the token that `config` names in `field`, such as "bos_token"; None if it names none.
 
-    Many configs name a token that the vocabulary lacks, and never use it. Then return None too, but with `needed` raise
-    ArtifactError. `folder` is for the error.
+    folder   the tokenizer's folder, for the error
+    needed   raise ArtifactError if the vocabulary lacks the token; False: return None. Many configs name such a token
+             and never use it
     """
     token = config.get(field)
     if isinstance(token, Mapping):  # an AddedToken, written out

@@ -21,8 +21,8 @@ _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a weight is stored in the artifact: row-major, from byte `offset` of `file` on. It is checked to
-    be within the file, and aligned for its dtype."""
+    """Where a weight is stored in the artifact: row-major, from byte `offset` of `file` on. It is within the file and
+    aligned for its dtype."""
 
     file: str
     offset: int
@@ -39,8 +39,8 @@ class Place:
 
 
 def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place]:
-    """Return where each weight is stored in the artifact, by name. If a weight is sharded over several devices, return
-    the place of the shard of `rank`. Tied weights, which share one tensor, have equal places.
+    """Return where each weight is stored in the artifact, by name. Tied weights share one tensor, and so have equal
+    places. If a weight is sharded over devices, the place is that of `rank`'s shard.
 
     Raises ArtifactError if weights.json names a place that is not in a weight file, or if places overlap.
     """
@@ -64,11 +64,13 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
 def map_weights(
     artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return every weight by name, as a view of its memory-mapped file, without a copy. If a weight is sharded over
-    several devices, return the shard of `rank`.
+    """Return every weight by name, as a view of its memory-mapped file, without a copy. Only the files of `rank` (this
+    device, if there are several) are opened. If a weight is sharded, the view is the shard of `rank`.
 
-    Opens only the files of this rank and those that all ranks share. With `verify`, compares their digests with the
-    manifest on `threads` threads (default: one per core, at most 8). Raises ArtifactError.
+    verify    compare the digests of these files with the manifest
+    threads   number of threads that compute digests; default: one per core, at most 8
+
+    Raises ArtifactError for a wrong weights.json and for damaged files.
     """
     places = weight_places(artifact, rank)
     if verify:
@@ -79,14 +81,14 @@ def map_weights(
 
 
 def files_of(artifact: Artifact, places: Mapping[str, Place], rank: Rank) -> tuple[str, ...]:
-    """Return the paths of the weight files that `rank` must load. `places` has the place of each weight by name. On a
-    single device, these are all weight files."""
+    """Return the paths of the weight files that `rank` must load (a rank is one of several devices). On a single
+    device, these are all weight files. `places` maps a weight's name to its place."""
     return tuple(dict.fromkeys(place.file for place in places.values())) if rank.axes else artifact.weight_files()
 
 
 def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    """Map a file of the artifact into memory. `relpath` is its path within the artifact. Raises ArtifactError if it
-    cannot be mapped."""
+    """Map a weight file into memory. `relpath` is its path within the artifact. Raises ArtifactError if it cannot be
+    mapped."""
     try:
         with artifact.file(relpath).open("rb") as file:
             # Copy-on-write: a stray write never reaches the file.
@@ -96,8 +98,14 @@ def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
 
 
 def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) -> Place:
-    """Return where the weight `name` is stored, from its entry in weights.json; if it is sharded, where the shard of
-    `rank` is. `files` has the size of each weight file, by path. Raises ArtifactError for an invalid entry."""
+    """Return where a weight is stored. If it is sharded over devices, this is the place of `rank`'s shard.
+
+    name    the weight's name
+    entry   its entry in weights.json
+    files   path -> size of each weight file
+
+    Raises ArtifactError for an invalid entry.
+    """
     file, offset = _part(name, entry, rank)
     if entry.dtype not in DTYPES:
         raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
@@ -114,8 +122,8 @@ def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) 
 
 
 def _check_apart(places: Mapping[str, Place]) -> None:
-    """Raise ArtifactError if two different weights overlap in a file. A copy of the file's weights on a GPU would hold
-    their common bytes twice."""
+    """Raise ArtifactError if two different weights share bytes of a file. `places` maps a weight's name to its
+    place."""
     named = {place: name for name, place in places.items() if place.nbytes}
     ordered = sorted(named, key=lambda place: (place.file, place.offset))
     for before, place in itertools.pairwise(ordered):
@@ -128,8 +136,8 @@ def _check_apart(places: Mapping[str, Place]) -> None:
 
 
 def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
-    """Return (file, byte offset) of a weight, from its entry in weights.json; if it is sharded, of the shard of
-    `rank`."""
+    """Return (file, byte offset) of a weight, from its entry in weights.json. If it is sharded over devices, this is
+    the place of `rank`'s shard."""
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()

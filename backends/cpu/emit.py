@@ -44,7 +44,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Cpu:
     """The cpu backend: C++ kernels for paged attention, cache writes, and the first and last ops of a step.
 
-    The first op of a step is `feed`; the last ones are `sample` and `advance`. In steps of few tokens, this backend
+    The first op of a step is `feed`. The last ones are `sample` and `advance`. In steps of few tokens, this backend
     computes all ops of a dense decoder layer.
     """
 
@@ -79,9 +79,10 @@ class Cpu:
         return {"c++": compiler_version()}
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        """Build the C++ kernels for this machine into `directory`, and return their description, with id `key`.
+        """Build the library of C++ kernels for this machine into `directory`.
 
-        Raises BackendError, with the compiler's messages, if the build fails.
+        The returned Executable describes the library; `key` is its id. Raises BackendError, with the compiler's
+        messages, if the build fails.
         """
         sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
         command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), *sources]
@@ -98,7 +99,7 @@ def _argument_type(node: fx.Node, name: str) -> TensorType:
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
     """Return why the C++ kernels do not support the arguments `names` of a call, or None if they do.
 
-    The arguments must all have one dtype, one that kernels exist for, and stride 1 along the last axis.
+    All these arguments must have one dtype, and a kernel for it must exist. Their stride along the last axis must be 1.
     """
     found = {name: tensor_type(item) for name, item in named_values(node).items() if name in names}
     dtypes = {value_type.dtype for value_type in found.values()}

@@ -18,11 +18,11 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load_library(executable: Executable, directory: Path, context: LoadContext) -> Mapping[str, Callable[..., Any]]:
-    """Load the library of C++ kernels, and return the function of each op by printed name, such as "ingot.linear".
+    """Load the library of C++ kernels, and return the function of each op by name, such as "ingot.linear".
 
-    The function of an op with states, such as a KV cache, updates them in place. The functions use as many threads as
-    torch does now. They do not check dtypes and strides: the backend checked them at compile time. Raises BackendError
-    if the library does not load.
+    Functions of ops with states, such as a KV cache, update the state in place. They use torch's current number of
+    threads. They do not check dtypes and strides, because the backend did so at compile time. Raises BackendError if
+    the library does not load.
     """
     path = directory / executable.files[0]
     try:

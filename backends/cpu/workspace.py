@@ -24,10 +24,10 @@ _QUERIES, _KEYS = 256, 512
 
 
 def costliest(target: Any, threads: int) -> Callable[..., Any]:
-    """Return a function that allocates as much memory as any call of an op can. The compiler runs it to measure a step.
+    """Return a function that allocates as much memory as the costliest call of an op.
 
-    The function takes the op's arguments. `target` is the op's function in the graph, `threads` the number of threads
-    that torch will use when the model is served.
+    The compiler runs it to measure the memory of a step. The function takes the op's arguments. `target` is the op's
+    function in the graph. `threads` is the number of torch's threads when the model is served.
     """
     op = op_of(target)
     assert op is not None
@@ -66,10 +66,10 @@ def _attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Allocate and free the memory of the costliest call of `paged_attention`: one long sequence has all tokens.
+    """Allocate and free as much memory as the costliest call of `paged_attention`.
 
-    The sequence ends at the end of its pages. `threads` is the number of torch's threads; the other arguments are those
-    of the op.
+    In that call, all tokens belong to one sequence, and its context fills all its pages. `threads` is the number of
+    torch's threads. The other arguments are those of the op.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
@@ -102,9 +102,9 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
-    """Allocate and free the memory of the costliest call of `step_attention`: one sequence has all tokens.
+    """Allocate and free as much memory as the costliest call of `step_attention`: one sequence has all tokens.
 
-    `threads` is the number of torch's threads; the other arguments are those of the op.
+    `threads` is the number of torch's threads. The other arguments are those of the op.
     """
     if sinks is not None or slopes is not None or soft_cap is not None:
         step_attention.costliest(q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap)
@@ -115,10 +115,10 @@ def _step_attention(
 
 
 def _in_torch(threads: int, q: torch.Tensor, seen: torch.Tensor | None) -> None:
-    """Allocate and free what torch's attention of one sequence allocates: mask, result, sums, blocks of each thread.
+    """Allocate and free as much memory as torch's attention of one sequence.
 
-    `threads` is the number of torch's threads. `seen` is the bool mask [queries, keys]; None means that every query
-    sees every key.
+    That is memory for the mask, the result, the sums, and blocks of scores in each thread. `threads` is the number of
+    torch's threads. `seen` is the bool mask [queries, keys]; None means that every query sees every key.
     """
     bias = None if seen is None else torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)

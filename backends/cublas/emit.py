@@ -15,7 +15,7 @@ from ingot.ir.types import DTYPE_NAMES
 
 
 class Cublas:
-    """The cublas backend: claims the op `linear` on GPUs, and computes it with cuBLAS through torch."""
+    """The cublas backend. It claims (offers to compute) the op `linear` on GPUs, with cuBLAS through torch."""
 
     name = "cublas"
 

@@ -10,7 +10,7 @@ _OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear}
 
 
 def find_op(target: str) -> Callable[..., Any] | None:
-    """Return the torch function that computes an op with cuBLAS; None if cuBLAS does not compute the op.
+    """Return the torch function that computes an op with cuBLAS, or None if cuBLAS does not compute the op.
 
     `target` is the op's printed name, such as "ingot.linear".
     """

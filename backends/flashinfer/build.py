@@ -33,11 +33,11 @@ _FLAGS = (
 
 
 def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packages, directory: Path) -> None:
-    """Build the attention library of one call with nvcc, as the file LIBRARY in `directory`.
+    """Build the attention library of one call with nvcc. `directory` receives it as the file LIBRARY.
 
-    `kernel` is "fa2" or "fa3"; the sources are kernels/entry.cu and kernels/fa2.cu or fa3.cu. `constants` maps names of
-    C++ macros to values, such as head counts and strides. `sm` is the compute capability, 90 for Hopper. `packages` are
-    the headers and compilers. Raises BackendError with nvcc's errors.
+    `kernel` is "fa2" or "fa3". `constants` maps names of C++ macros to values, such as head counts and strides. `sm` is
+    the compute capability, 90 for Hopper. `packages` are the headers and compilers. Raises BackendError with nvcc's
+    errors.
     """
     # Hopper's own instructions, such as wgmma, exist only in code for "90a".
     arch = "90a" if sm == 90 else str(sm)

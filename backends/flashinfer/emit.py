@@ -29,7 +29,7 @@ _VECTOR = 8  # elements of a load of the kernels, which has 16 bytes
 class FlashInfer:
     """The flashinfer backend: prefill attention over the paged KV cache, with kernels of the FlashInfer package.
 
-    `kernel` is "fa2" or "fa3" (FlashAttention-2 or 3). With None, the GPU and the page size decide.
+    `kernel` is "fa2" or "fa3" (FlashAttention-2 or 3). If it is None, the GPU and the page size decide.
     """
 
     name = "flashinfer"
@@ -54,9 +54,9 @@ class FlashInfer:
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the bytes of GPU memory that one call allocates: its result and its scratch memory. Needs no GPU.
+        """Return the bytes of GPU memory that one call allocates for its result and scratch memory. Needs no GPU.
 
-        `body` is the program with the call, `sizes` maps its dims, such as "T", to sizes. `directory` is the folder of
+        `body` is the program with the call. `sizes` maps its symbolic dims, such as "T", to sizes. `directory` holds
         the built library. `threads` is unused.
         """
         q, page_table = (held_type(named_values(_call_of(body))[name]) for name in ("q", "page_table"))
@@ -73,9 +73,10 @@ class FlashInfer:
         return {"flashinfer": "none"} if isinstance(packages, Missing) else dict(packages.versions)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Build the library for the one call in `body` into `directory`, and return its description, with id `key`.
+        """Build the library for the one attention call in `body`. `directory` receives the file.
 
-        Raises BackendError if the packages are missing or nvcc fails.
+        The returned Executable describes the library; `key` is its id. Raises BackendError if the packages are missing
+        or nvcc fails.
         """
         packages = find_packages()
         if isinstance(packages, Missing):
@@ -145,7 +146,7 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
 
 
 def _constants(node: fx.Node) -> dict[str, object]:
-    """Return the C++ macros, by name, that adapt the kernel's source to a `paged_attention` call."""
+    """Return the values of the C++ macros that the kernel's source reads, such as head counts, by macro name."""
     types = {name: held_type(source) for name, source in named_values(node).items()}
     q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
     call = named_arguments(node)

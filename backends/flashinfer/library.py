@@ -59,10 +59,10 @@ class Library:
         kv_lens: torch.Tensor,
         sharing: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Compute the op `paged_attention` on torch's current stream, and return a list of its one result [T, H, D].
+        """Compute the op `paged_attention` on torch's current stream, and return [attention], a list of one [T, H, D].
 
-        The arguments are the op's. `sharing` is ignored: prefill steps share no prefixes. Raises InternalError if q or
-        kv is not 16-byte aligned, and BackendError if a launch fails.
+        The arguments are the op's. `sharing` is ignored, because prefill steps share no prefixes. Raises InternalError
+        if q or kv is not 16-byte aligned, and BackendError if a launch fails.
         """
         for name, tensor in (("q", q), ("kv", kv)):
             if tensor.data_ptr() % _ALIGNMENT:

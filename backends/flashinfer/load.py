@@ -11,7 +11,7 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:
-    """Load the executable's library from `directory`, and return a callable that computes `paged_attention`.
+    """Load a built attention library from `directory`, and return a callable that computes `paged_attention`.
 
     The callable returns a list of one tensor. Raises BackendError if the library or its GPU code does not load.
     """

@@ -19,7 +19,7 @@ _PACKAGE = "flashinfer-python"
 
 @dataclass(frozen=True)
 class Missing:
-    """The answer that FlashInfer's kernels cannot be built on this machine, with the reason as text."""
+    """The result of `find_packages` if FlashInfer's kernels cannot be built here. `reason` says why."""
 
     reason: str
 
@@ -29,7 +29,7 @@ class Packages:
     """The compilers and headers that build FlashInfer's kernels.
 
     `nvcc` and `cxx` are the paths of the CUDA and the C++ compiler. `versions` maps "flashinfer", "nvcc" and "c++" to
-    their versions. `headers` are the include folders of FlashInfer, `fallback` the ones to search last (cuRAND).
+    versions. `headers` are FlashInfer's include folders. `fallback` are include folders to search last (cuRAND).
     """
 
     nvcc: Path
@@ -41,9 +41,9 @@ class Packages:
 
 @functools.cache
 def find_packages() -> Packages | Missing:
-    """Find the compilers and headers that build FlashInfer's kernels, without importing a package.
+    """Find the compilers and headers that build FlashInfer's kernels. This imports no package.
 
-    Return Missing, with the reason, if one of them is absent.
+    Returns Missing if one of them is absent.
     """
     spec = find_spec("flashinfer")
     if spec is None or spec.origin is None:
@@ -90,7 +90,10 @@ def _nvcc_version(nvcc: Path) -> str:
 
 
 def _toolkit(nvcc: Path) -> Path:
-    """Return the folder of nvcc's CUDA toolkit, as its dry run prints it. The nvcc on the PATH may be only a script."""
+    """Return the folder of the CUDA toolkit of `nvcc`, as `nvcc --dryrun` prints it.
+
+    The path of nvcc itself does not suffice, because it may be a wrapper script.
+    """
     output = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
     found = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
     return Path(found[1].strip()) if found else nvcc.parents[1]

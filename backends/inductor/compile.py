@@ -25,10 +25,11 @@ def compile_region(
 ) -> Executable:
     """Compile a region (connected calls of a program) with AOTInductor into a shared library in `directory`.
 
-    Return its description, with id `key`. `body` is the region's program. torch.export traces it on fake tensors on
-    `device`, with each dim of size `example`; the library supports all sizes. `options` are AOTInductor's. The library
-    takes the inputs in order, weights included, and allocates its outputs. Raises BackendError with `hint` if the
-    compiler fails.
+    The returned Executable describes the library; `key` is its id. `body` is the region's program. torch.export traces
+    it on fake tensors on `device`. In the trace every symbolic dim has the size `example`, but the library supports all
+    sizes. `options` are options of AOTInductor. If the compiler fails, it raises BackendError with `hint`.
+
+    The library takes the program's inputs in order, weights included. It allocates its outputs.
     """
     import torch._inductor  # not at the top: only emitting needs it
 
@@ -65,7 +66,10 @@ def compile_region(
 
 
 class _Body(torch.nn.Module):
-    """A region's program as a module for torch.export. It calls the ops' references, so the export is plain aten."""
+    """The program of a region (calls compiled together) as a module for torch.export.
+
+    It calls the reference implementation of each op, so the exported graph has aten ops only.
+    """
 
     def __init__(self, body: Program) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ class _Body(torch.nn.Module):
 def example_of(value_type: TensorType, sizes: Mapping[str, int], device: str) -> torch.Tensor:
     """Return a tensor of zeros on `device`, with the shape, dtype and strides of `value_type`.
 
-    `sizes` maps the names of dims, such as "T", to their sizes.
+    `sizes` maps symbolic dims, such as "T", to sizes.
     """
     shape = value_type.bind(sizes)
     if value_type.strides is None:

@@ -24,7 +24,7 @@ _EXAMPLE_SIZE = 7
 
 
 class Inductor:
-    """The inductor backend for CPUs: compiles every fusible op with AOTInductor, in steps of many tokens.
+    """The inductor backend for CPUs. It compiles fusible ops with AOTInductor, for steps of many tokens.
 
     Fusible ops are matmuls, norms and elementwise ops. Embedding, attention, cache writes, row selection and sampling
     are not fusible.
@@ -54,7 +54,10 @@ class Inductor:
         return measure(directory / executable.files[0], args, threads)
 
     def sources(self) -> Sequence[Path]:
-        """Return the source files that compiled code depends on: this backend's files and the ops' references."""
+        """Return the source files that compiled code depends on, for the cache key.
+
+        These are this backend's files and the references of the ops.
+        """
         compile_side = (Path(__file__), Path(__file__).with_name("compile.py"))
         return (*compile_side, *sorted(Path(ops.__file__).parent.glob("*.py")))
 
@@ -76,7 +79,7 @@ class Inductor:
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:
-    """Return a refusal (No) that names the first of `nodes` that is not fusible; None if all are fusible."""
+    """Return None if all `nodes` are fusible. Otherwise return a refusal (No) with the name of the first other one."""
     for node in nodes:
         op = op_of(node.target)
         if op is not None and not op.fusible:

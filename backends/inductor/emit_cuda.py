@@ -32,12 +32,13 @@ _EXAMPLE_SIZE = 61
 
 
 class InductorCuda(Inductor):
-    """The inductor backend for GPUs: claims every fusible op, at a higher cost than backends with their own kernels.
+    """The inductor backend for GPUs. It claims fusible ops at a higher cost than backends with kernels of their own.
 
-    With `ahead` its cost is lower, and its claims win. AOTInductor runs kernels while it compiles, to choose tile
-    sizes, so it compiles only for the GPU of this machine. Tests pass `missing` in place of the function
-    `missing_here`: it takes a target's name, such as "sm_90", and returns why this machine cannot compile for it, or
-    "".
+    With `ahead`, its cost is lower than every other, so its claims win. `missing` takes a target, such as "sm_90", and
+    returns why this machine cannot compile for it, or "". None means `missing_here`; tests pass another function.
+
+    AOTInductor runs kernels while it compiles, to choose tile sizes. It therefore compiles only for the GPU of this
+    machine.
     """
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
@@ -64,9 +65,9 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """Return what compiled code depends on: the versions of "torch", "triton" and "c++", and the name of the "gpu".
+        """Return what compiled code depends on: versions of "torch", "triton" and "c++", and the name of the "gpu".
 
-        A missing one is "none". Other backends then compile the calls, and the artifact differs.
+        The value is "none" for a part that this machine lacks.
         """
         return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
 
@@ -84,7 +85,10 @@ class InductorCuda(Inductor):
 
 
 def missing_here(target: str) -> str:
-    """Return why this machine cannot compile regions for the target `target`, such as "sm_90"; "" if it can."""
+    """Return why this machine cannot compile regions for `target`, such as "sm_90", or "" if it can.
+
+    A region is calls that are compiled together.
+    """
     if (here := _gpu()) != target:
         return f"it compiles for {target} only on such a GPU; the GPU of this machine: {here}"
     if importlib.util.find_spec("triton") is None:

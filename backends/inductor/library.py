@@ -13,10 +13,11 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def open_library(library: Path) -> Run:
-    """Load the compiled library of a region. Return a function from a list of input tensors to a list of new tensors.
+    """Load the compiled library of a region (calls compiled together), and return a function that runs it.
 
-    It uses AOTInductor's container runners directly, because torch's package loader imports the compiler. The container
-    holds one copy of the model, since calls never overlap. Raises RuntimeError if the library does not load.
+    The function takes the list of input tensors, and returns a list of new tensors. It uses AOTInductor's container
+    runners directly, because torch's package loader imports the compiler. The container holds one copy of the model,
+    because calls never overlap. Raises RuntimeError if the library does not load.
     """
     runners: Any = torch._C._aoti  # torch's stubs leave arguments out
     run: Run
@@ -32,7 +33,7 @@ def open_library(library: Path) -> Run:
 def _names_lack_of_memory(run: Run) -> Run:
     """Return a function that calls `run`, but raises torch.OutOfMemoryError when the GPU is out of memory.
 
-    `run` itself raises a plain RuntimeError then. The counter `num_ooms` of torch's allocator shows the true cause.
+    `run` raises a plain RuntimeError in that case. The counter `num_ooms` of torch's allocator shows the cause.
     """
     known = _lacks_of_memory()
 

@@ -14,10 +14,11 @@ Region = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
-    """Load a compiled region from `directory`, and return a callable from positional tensors to a list of new tensors.
+    """Load a compiled region (calls compiled together) from `directory`, and return a function that runs it.
 
-    The callable checks nothing: the caller compares dtypes, shapes and strides with the executable's signature. Raises
-    BackendError if the library does not load.
+    The function takes the input tensors as positional arguments, and returns a list of new tensors. It checks nothing:
+    the caller compares dtypes, shapes and strides with the types in `executable`. Raises BackendError if the library
+    does not load.
     """
     library = directory / executable.files[0]
     try:

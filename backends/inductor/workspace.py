@@ -13,9 +13,9 @@ from ingot.ir.errors import BackendError
 
 
 def allocations(call: Callable[[], Any]) -> list[int]:
-    """Run `call`, and return the bytes of each allocation (positive) and free (negative) in torch's CPU allocator.
+    """Run `call`, and return the size of each allocation and free in torch's CPU allocator, in order of time.
 
-    The list is in order of time. The free of the call's result comes last.
+    Sizes are in bytes: positive for an allocation, negative for a free. The last one frees the result of `call`.
     """
     with profile(use_cpu=True, profile_memory=True) as seen:
         kept = call()
@@ -24,14 +24,18 @@ def allocations(call: Callable[[], Any]) -> list[int]:
 
 
 def peak(changes: Sequence[int]) -> int:
-    """Return the most bytes allocated at once, from allocations (positive) and frees (negative) in order of time."""
+    """Return the most bytes allocated at once.
+
+    `changes` are sizes of allocations (positive) and frees (negative), in order of time.
+    """
     return max(itertools.accumulate(changes), default=0)
 
 
 def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
-    """Call a CPU region's library with the inputs `args`, and return the peak bytes that the call allocates.
+    """Call the CPU library of a region (calls compiled together), and return the peak bytes that the call allocates.
 
-    The peak includes the results. Kernels allocate scratch per thread, so the call runs with `threads` threads.
+    `args` are the inputs. The peak includes the results. Kernels allocate scratch per thread, so the call runs with
+    `threads` threads.
     """
     run = open_library(library)
     before = torch.get_num_threads()
@@ -44,9 +48,10 @@ def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
 
 
 def measure_cuda(library: Path, make_args: Callable[[], Sequence[torch.Tensor]]) -> int:
-    """Call a GPU region's library, and return the peak bytes of GPU memory that the call allocates, results included.
+    """Call the GPU library of a region (calls compiled together), and return the peak bytes that the call allocates.
 
-    `make_args` makes the input tensors. Raises BackendError if the GPU lacks the memory for inputs and call.
+    The bytes are GPU memory and include the results. `make_args` makes the input tensors. Raises BackendError if the
+    GPU lacks the memory for inputs and call.
     """
     try:
         args = make_args()

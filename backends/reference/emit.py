@@ -15,10 +15,10 @@ from ingot.ir.program import VIEWS
 
 
 class Reference:
-    """The reference backend: computes an op by its reference implementation in torch, on the whole batch of a step.
+    """The reference backend. It computes an op by its reference implementation in torch, on the whole batch of a step.
 
-    `asked` is true if the user chose this backend. Otherwise it computes only calls that all other backends refuse. On
-    a GPU it then refuses ops that need a kernel: a silent fallback would be slower by orders of magnitude.
+    `asked` is true if the user chose this backend. Otherwise, on a GPU, it refuses ops that need a kernel. A silent
+    fallback to their references would be slower by orders of magnitude.
     """
 
     name = "reference"
@@ -44,7 +44,10 @@ class Reference:
 
 
 class Rowwise(Reference):
-    """The slow rowwise backend: computes an op one row at a time, so the bits of a row never depend on its batch."""
+    """The rowwise backend, which is slow. It computes an op one row at a time.
+
+    The bits of a row therefore never depend on its batch.
+    """
 
     name = "rowwise"
     cost = claim_cost("rowwise")

@@ -9,7 +9,7 @@ from ingot.ir.ops.aten import ATEN
 
 
 def load_op(target: str) -> Callable[..., Any]:
-    """Return the reference implementation of an op, given its printed name ("ingot.linear", "aten.add.Tensor").
+    """Return the reference implementation of an op, by the op's printed name ("ingot.linear", "aten.add.Tensor").
 
     The function updates states, such as a KV cache, in place. Raises BackendError for an unknown op.
     """
@@ -17,7 +17,7 @@ def load_op(target: str) -> Callable[..., Any]:
 
 
 def load_rowwise(target: str) -> Callable[..., Any]:
-    """Return the function that computes an op one row at a time, given its printed name, such as "ingot.linear".
+    """Return the function that computes an op one row at a time, by the op's printed name, such as "ingot.linear".
 
     The function updates states, such as a KV cache, in place. Raises BackendError for an unknown op.
     """

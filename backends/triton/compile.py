@@ -43,8 +43,8 @@ class Cubin:
 def is_aligned(value: Value) -> bool:
     """Return whether the address of a tensor is a multiple of ALIGNMENT (16 bytes) in every call.
 
-    Buffers and weights are aligned. An input may begin inside a larger tensor, at any row or column, so its strides
-    decide. Inputs that the host fills, such as vectors of integers, are only 4-byte aligned.
+    Buffers and weights are aligned. An input may be a slice of a larger tensor, so its strides decide. Inputs that the
+    host fills, such as vectors of integers, are only 4-byte aligned.
     """
     if value.buffer is not None:
         return True
@@ -113,9 +113,9 @@ def file_of(cubin: Cubin) -> str:
 
 
 def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
-    """Return a key that is equal for launches with equal machine code, so that each kernel is compiled once.
+    """Return a key that is equal for launches with equal machine code. Each kernel is then compiled once.
 
-    It has the kernel, the properties of its arguments (dtype, alignment), its constants and the compiler options.
+    The key holds the kernel, dtype and alignment of its arguments, its constants, and the compiler options.
     """
     kinds: Mapping[str, Any] = {name: _kind(value) for name, value in launch.arguments.items()}
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
@@ -125,8 +125,8 @@ def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
 def _kind(value: Argument) -> Any:
     """Return the properties of a kernel argument that machine code depends on.
 
-    They are (dtype, whether it is aligned) for a tensor, otherwise whether the argument is None; a tuple has one per
-    item.
+    For a tensor, they are (dtype, whether it is aligned). For a tuple, they are the properties of each item. For any
+    other argument, the result says whether it is None.
     """
     if isinstance(value, tuple):
         return tuple(map(_kind, value))

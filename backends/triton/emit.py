@@ -31,11 +31,11 @@ from ingot.ir.types import DTYPES, TensorType
 
 
 class Triton:
-    """The triton backend: has kernels for every op of a decoder's step, and claims the calls of these ops.
+    """The triton backend. It has kernels for every op of a decoder's step, and claims (offers to compute) their calls.
 
-    It claims matmuls, fused with the ops around them, in steps of few tokens. In batch-invariant bucket classes (ranges
-    of step sizes) it claims them for any number of tokens. `choices` are entries of a tuning log; each sets the tile
-    sizes of one kernel for a call of certain sizes. Raises OptionError for tile sizes that no kernel supports.
+    It claims matmuls in steps of few tokens, fused with the ops around them. In batch-invariant bucket classes (ranges
+    of step sizes) it claims matmuls for any number of tokens. `choices` are entries of a tuning log: tile sizes of a
+    kernel for calls of certain sizes. Raises OptionError for tile sizes that no kernel supports.
     """
 
     name = "triton"
@@ -97,9 +97,9 @@ class Triton:
         return {"triton": version("triton")}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernels for the program `body`, and return the executable's description, with id `key`.
+        """Compile the kernels for the program `body`, and write the cubins and launches.json into `directory`.
 
-        Writes the cubins and launches.json into `directory`. Raises BackendError if a kernel does not compile.
+        The returned Executable describes them; `key` is its id. Raises BackendError if a kernel does not compile.
         """
         assert target.sm is not None
         schedule, outputs = self._lowered(body, target)
@@ -141,7 +141,10 @@ class Triton:
         return Schedule(target.sm, target.cores, bucket, sequences, dependent=dependent, given=self._given)
 
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
-        """Return the kernel launches of the program `body`, and its result tensors. `body` is a call or a region."""
+        """Return the kernel launches of the program `body`, and its result tensors.
+
+        The program holds one call, or a region (a matmul with the ops that are fused with it).
+        """
         assert body.bucket is not None
         sequences = body.dims.get("B")
         schedule = self._schedule(target, body.bucket, None if sequences is None else sequences.hi)
@@ -158,9 +161,10 @@ class Triton:
 
 
 def _lowering_of(node: fx.Node) -> Lowering | None:
-    """Return the function that translates a call of this op into kernel launches (its lowering); None if there is none.
+    """Return the lowering of a call's op, or None if the op has none.
 
-    The function imports the kernels, which need Triton.
+    A lowering is a function that translates a call into kernel launches. Importing it imports the kernels, which need
+    Triton.
     """
     from ingot.backends.triton.lower.table import LOWERINGS
 
@@ -169,7 +173,10 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
 
 
 def _call_of_node(node: fx.Node) -> Call:
-    """Return a graph node as a Call, the argument of a lowering. The node's source nodes become inputs 0, 1, …"""
+    """Return a graph node as a Call, for the function that translates it into launches (its lowering).
+
+    The tensor arguments of the node become inputs 0, 1, …
+    """
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
         values[source] = Value(held_type(source), input=place)
@@ -177,7 +184,10 @@ def _call_of_node(node: fx.Node) -> Call:
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
-    """Return a graph node as a Call, the argument of a lowering. `values` holds the tensor of each source node."""
+    """Return a graph node as a Call, for the function that translates it into launches (its lowering).
+
+    `values` holds the tensor of each source node.
+    """
     op = op_of(node.target)
     tensors: dict[str, Value | None] = {}
     attributes: dict[str, Any] = {}
@@ -204,9 +214,10 @@ def _bytes(buffer: Buffer, sizes: Mapping[str, int]) -> int:
 def _write(
     schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[TensorType], sm: int, directory: Path
 ) -> tuple[str, ...]:
-    """Compile the kernels of a schedule, write cubins and launches.json, and return the file names.
+    """Compile the kernels of a schedule (the launches of an executable), and write the cubins and launches.json.
 
-    `inputs` are the types of the executable's inputs, `outputs` the tensors that it returns.
+    `inputs` are the types of the executable's inputs. `outputs` are the tensors that it returns. Returns the names of
+    the files.
     """
     compiled: dict[Any, Cubin] = {}
     launches: list[Launch] = []
@@ -233,7 +244,7 @@ def _write(
 
 
 def _aligned(schedule: Schedule) -> tuple[int, ...]:
-    """Return the indices of the executable's inputs whose addresses kernels assume to be multiples of 16 bytes."""
+    """Return the indices of the inputs whose addresses the kernels assume to be multiples of 16 bytes."""
     given = (value for launch in schedule.launches for value in launch.values)
     return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
 

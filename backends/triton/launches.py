@@ -19,7 +19,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Term(BaseModel):
-    """An arithmetic expression on sizes of dims: `op` applied to `left` and `right`. "cdiv" divides and rounds up."""
+    """An arithmetic expression on sizes of symbolic dims, such as "T": `op` applied to `left` and `right`.
+
+    The op "cdiv" divides and rounds up.
+    """
 
     model_config = _FROZEN
     op: Annotated[str, Field(pattern="^(add|sub|mul|cdiv|min|max)$")]
@@ -32,7 +35,7 @@ Expr = Annotated[int | str | Term, Field(union_mode="left_to_right")]
 
 
 def evaluate(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of an expression. `sizes` maps the names of dims, such as "T", to their sizes."""
+    """Return the value of an expression. `sizes` maps the names of dims, such as "T", to sizes."""
     if isinstance(expr, int):
         return expr
     if isinstance(expr, str):
@@ -67,10 +70,10 @@ def times(left: Expr, right: Expr) -> Expr:
 
 
 class Buffer(BaseModel):
-    """GPU memory that an executable allocates, a tensor of this `shape` and `dtype` (an IR name such as "bf16").
+    """GPU memory that an executable allocates: a tensor of this `shape` and `dtype` (an IR name such as "bf16").
 
-    `kind` is "output", "scratch" or "counter". Each call allocates outputs and scratch; scratch has undefined contents.
-    A "counter" is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
+    `kind` is "output", "scratch" or "counter". Each call allocates outputs and scratch, with undefined contents. A
+    "counter" is allocated and zeroed when the executable is loaded. Every call leaves it zeroed.
     """
 
     model_config = _FROZEN
@@ -99,9 +102,9 @@ class Launch(BaseModel):
     """One kernel launch. It is skipped if an axis of its grid has the size 0.
 
     `kernel` is the name of the file with the machine code, and `entry` the function in it. `arguments` are the run-time
-    arguments, in order, without the two scratch pointers that Triton appends. A thread block has `warps` warps and
-    `shared` bytes of dynamic shared memory. A `dependent` launch may begin before the previous one has ended, because
-    the kernel itself waits for that (programmatic dependent launch).
+    arguments in order, without the two scratch pointers that Triton appends. A thread block has `warps` warps and
+    `shared` bytes of dynamic shared memory. A `dependent` launch may begin before the previous one has ended
+    (programmatic dependent launch). The kernel itself then waits for that end.
     """
 
     model_config = _FROZEN
@@ -118,7 +121,8 @@ class Launches(BaseModel):
     """The content of launches.json: the buffers and kernel launches that compute one call of an executable.
 
     `inputs` are the types of the inputs as text, such as "bf16[T, 4096]". `aligned` are the indices of inputs whose
-    addresses must be multiples of 16. `buffers` are by name; `outputs` names those that the call returns, in order.
+    addresses must be multiples of 16. `buffers` maps names to buffers. `outputs` are the names of the buffers that the
+    call returns, in order.
     """
 
     model_config = _FROZEN

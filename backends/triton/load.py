@@ -23,12 +23,12 @@ LoadedCall = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> LoadedCall:
-    """Load an executable from `directory` onto the GPU of `context`, and return a callable that runs it.
+    """Load an executable (compiled kernels and their launches) from `directory`, and return a function that runs it.
 
-    The callable takes the input tensors, including states such as the KV cache, and returns a list of new tensors. It
-    launches on torch's current CUDA stream. It checks the alignment of addresses; the caller checks types. Without
-    `dependent`, no launch begins before the previous one has ended. Raises BackendError if launches.json is malformed
-    or the driver rejects the machine code.
+    The function takes the input tensors, states such as the KV cache included, and returns a list of new tensors. It
+    launches on torch's current CUDA stream of the GPU of `context`. It checks the alignment of addresses, but not the
+    types. `dependent` allows a launch to begin before the previous one has ended. Raises BackendError if launches.json
+    is malformed or the driver rejects the machine code.
     """
     try:
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
@@ -43,10 +43,11 @@ def load(executable: Executable, directory: Path, context: LoadContext, *, depen
 
 
 class _Executable:
-    """A loaded executable. A call takes the input tensors, launches the kernels, and returns the output tensors.
+    """A loaded executable (compiled kernels and their launches).
 
-    `functions` holds the loaded kernels of the CUDA driver by (file, entry) of a launch. `dependent` allows a launch to
-    begin before the previous one has ended.
+    A call takes the input tensors, launches the kernels, and returns the output tensors. `functions` maps (file, kernel
+    name) to the loaded kernel, a function of the CUDA driver. `dependent` allows a launch to begin before the previous
+    one has ended.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class _Executable:
         return [made[place] for place in self._outputs]
 
     def _resize(self, sizes: list[int]) -> None:
-        """Compute buffer shapes, grids and integer arguments for new sizes of the dims, before the next launch.
+        """Compute buffer shapes, grids and integer arguments for new sizes of the symbolic dims, such as "T".
 
-        It is rarely needed: the layers of a step call the same executable with equal sizes.
+        This is rarely needed, because the layers of a step call the executable with equal sizes.
         """
         self._sizes = None  # until all is done
         named = dict(zip(self._dims, sizes, strict=True))
@@ -113,9 +114,10 @@ class _Executable:
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return where to read the size of each dim, such as "T": dim name -> (index of an input, axis of that input).
+    """Return where to read the size of each dim, such as "T", from the inputs of a call.
 
-    `inputs` are the types of the inputs as text, such as "bf16[T, 4096]".
+    The result maps a dim's name to (index of an input, axis of that input). `inputs` are the types of the inputs as
+    text, such as "bf16[T, 4096]".
     """
     found: dict[str, tuple[int, int]] = {}
     for place, text in enumerate(inputs):
@@ -126,7 +128,7 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def _make_context_current(device: torch.device) -> None:
-    """Make torch's CUDA context current in this thread, because the driver loads modules into the current context.
+    """Make torch's CUDA context current in this thread. The driver loads modules into the current context.
 
     Raises BackendError if the GPU cannot be used.
     """
@@ -142,7 +144,7 @@ def _make_context_current(device: torch.device) -> None:
 
 
 def _function(path: Path, entry: str, shared: int) -> Any:
-    """Load the cubin at `path`, and return its function `entry`, which may use `shared` bytes of shared memory."""
+    """Load the cubin at `path`, and return its function `entry`. A launch uses `shared` bytes of shared memory."""
     from cuda.bindings import driver
 
     try:

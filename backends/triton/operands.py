@@ -43,11 +43,11 @@ from ingot.ir.types import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Loader:
-    """The operand loader of a packing (storage order of a weight): `triton.jit` functions by which kernels read it.
+    """The operand loader of a packing (storage order of a weight): the functions with which kernels read the weight.
 
-    The module's docstring defines `begin`, `within`, `load` and `fetch`. `stored` takes a weight and the matmul's
-    dtype. It returns the constant STORED that these functions take, such as a row stride. It raises Refused for a
-    weight that they cannot read.
+    The module's docstring defines the `triton.jit` functions `begin`, `within`, `load` and `fetch`. `stored` takes a
+    weight and the matmul's dtype, and returns the constant STORED of these functions, such as a row stride. It raises
+    Refused for a weight that they cannot read.
     """
 
     packing: str
@@ -73,7 +73,10 @@ def register_loader(loader: Loader) -> Loader:
 
 
 def loader_of(weight: Weight) -> Loader:
-    """Return the operand loader, by which kernels read a weight in its packing. Raises Refused if there is none."""
+    """Return the operand loader of a weight's packing: the functions with which kernels read the weight.
+
+    Raises Refused if the packing has no loader.
+    """
     if weight.packing not in LOADERS:
         raise Refused(f"no loader for the packing '{weight.packing}'; there are {', '.join(sorted(LOADERS))}")
     return LOADERS[weight.packing]

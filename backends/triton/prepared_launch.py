@@ -14,12 +14,13 @@ _WORD = 8
 
 
 class PreparedLaunch:
-    """A kernel launch with prepared arguments; calling it launches `function`, a function of the CUDA driver.
+    """A kernel launch with prepared arguments. A call launches `function`, a function of the CUDA driver.
 
-    `fixed` maps the names of permanent buffers to addresses. `made` maps the names of buffers that each call allocates
-    to their index in the call's argument `made`. Without `dependent`, the launch does not begin before the previous one
-    has ended. Not thread-safe: `resize`, `run_on` and calls change the same prepared arguments. The driver copies these
-    in each call.
+    `fixed` maps the names of permanent buffers to addresses. Other buffers are new in each call. `made` maps their
+    names to indices into the call's argument `made`. `dependent` allows the launch to begin before the previous one has
+    ended.
+
+    Not thread-safe: `resize`, `run_on` and calls change the prepared arguments. The driver copies them in each call.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PreparedLaunch:
         self._empty = False
 
     def resize(self, sizes: Mapping[str, int]) -> None:
-        """Set the grid and integer arguments of the next calls. `sizes` maps dims, such as "T", to their sizes."""
+        """Set the grid and the integer arguments for the next calls. `sizes` maps dims, such as "T", to sizes."""
         config, grid = self._config, [evaluate(size, sizes) for size in self._launch.grid]
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         self._empty = 0 in grid
@@ -69,11 +70,11 @@ class PreparedLaunch:
             self._words[place] = evaluate(value, sizes)
 
     def run_on(self, stream: int) -> None:
-        """Set the CUDA stream on which the next calls launch, as an integer (a CUstream)."""
+        """Set the CUDA stream of the next calls. `stream` is its CUstream as an integer."""
         self._config.hStream = stream
 
     def __call__(self, inputs: Sequence[int], made: Sequence[int]) -> None:
-        """Launch the kernel, unless its grid is empty. `inputs` and `made` are addresses: of inputs, of new buffers.
+        """Launch the kernel, unless its grid is empty. `inputs` are addresses of inputs, and `made` of new buffers.
 
         Raises BackendError if the launch fails.
         """
@@ -90,7 +91,10 @@ class PreparedLaunch:
 
 
 def _dependent_attribute(driver: Any) -> Any:
-    """Return the launch attribute of programmatic dependent launch: a kernel may begin before the previous one ends."""
+    """Return the launch attribute of programmatic dependent launch.
+
+    With it, a kernel may begin before the previous one has ended.
+    """
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1

@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that kernels read or write: the call's input with index `input`, or the buffer named `buffer`.
+    """A tensor that kernels read or write. It is the call's input with index `input`, or the buffer named `buffer`.
 
-    Kernels take the address of its first element, and its strides as compile-time constants.
+    Kernels take the address of its first element as an argument, and its strides as compile-time constants.
     """
 
     type: TensorType
@@ -27,9 +27,9 @@ class Value:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Return the stride of each axis in elements, as a number.
+        """Return the stride of each axis in elements.
 
-        In a row-major tensor, only the first size may be the name of a dim, because no stride depends on it.
+        Strides are numbers. In a row-major tensor, only the first size may therefore be a symbolic dim, such as "T".
         """
         if self.type.strides is not None:
             return self.type.strides
@@ -49,10 +49,12 @@ class KernelLaunch:
     """A launch of the `triton.jit` function `kernel`, before compilation.
 
     `arguments` are the run-time arguments by parameter name: Values, tuples of Values, Exprs (i32 integers) and None.
-    `constants` are the `tl.constexpr` ones. `stages` is Triton's `num_stages`. `registers` limits the registers per
-    thread; None means no limit. With `dependent`, the launch may begin before the previous one has ended. Then each
-    program of the kernel begins with `gdc_launch_dependents()`, and on every path calls `gdc_wait()` before it reads or
-    writes memory that another kernel writes. It may load weights before.
+    `constants` are the `tl.constexpr` arguments. `stages` is Triton's `num_stages`. `registers` limits the registers
+    per thread; None means no limit.
+
+    With `dependent`, the launch may begin before the previous one has ended. Each program of the kernel must then begin
+    with `gdc_launch_dependents()`. On every path, it must call `gdc_wait()` before it reads or writes memory that
+    another kernel writes. It may load weights before that call.
     """
 
     kernel: Any
@@ -72,7 +74,7 @@ class KernelLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the compiler options of the launch by Triton's names, such as `num_warps` and `maxnreg`."""
+        """Return the compiler options of the launch by their names in Triton, such as `num_warps` and `maxnreg`."""
         return {
             "num_warps": self.warps,
             "num_stages": self.stages,
@@ -85,11 +87,12 @@ class KernelLaunch:
 class Schedule:
     """The kernel launches that compute a call or a region (fused calls), in order, and the buffers that they need.
 
-    The first fields describe the target, by which lowerings choose kernels and tile sizes. `sm` is the compute
-    capability (90 for Hopper), `cores` the number of multiprocessors, `bucket` the range of step sizes. A step has at
-    most `sequences` sequences (None: as many as tokens). `dependent` says that the target supports programmatic
-    dependent launch. `given` holds tile sizes, such as those of a tuning log, that replace the lowerings' own; its keys
-    are kernel and sizes of a call (`choice_key`). `choices` records the tile sizes in use.
+    The first fields describe the target. `sm` is the compute capability (90 for Hopper), `cores` the number of
+    multiprocessors, and `bucket` the range of step sizes. A step has at most `sequences` sequences; None means as many
+    as tokens. `dependent` says whether the target supports programmatic dependent launch.
+
+    `given` holds tile sizes, for example from a tuning log. They replace the tile sizes that a lowering would choose. A
+    key is the kernel with the sizes of the call (`choice_key`). `choices` records the tile sizes in use.
     """
 
     sm: int
@@ -104,7 +107,7 @@ class Schedule:
 
     @property
     def most_sequences(self) -> int:
-        """Return the most sequences that a step can have in the bucket class (range of step sizes)."""
+        """Return the most sequences that a step of the bucket class (range of step sizes) can have."""
         return self.bucket.tokens[1] if self.sequences is None else self.sequences
 
     def choose(
@@ -117,9 +120,9 @@ class Schedule:
     ) -> T:
         """Choose the tile sizes of `kernel`, record them in `choices`, and return them as a dataclass `kind`.
 
-        `problem` holds the sizes and dtypes of the call. If `given` has tile sizes for it, choose these; otherwise
-        `known` returns them, with their source ("table" or "heuristic"). `microseconds` is the measured time of a call
-        with the tile sizes of `known`, or None.
+        `problem` holds the sizes and dtypes of the call. Tile sizes for it in `given` win. Otherwise `known` returns
+        the tile sizes and their source ("table" or "heuristic"). `microseconds` is the measured time of a call with the
+        tile sizes of `known`, or None.
         """
         choice = self.given.get(choice_key(kernel, problem))
         if choice is None:
@@ -134,15 +137,18 @@ class Schedule:
         return tiles
 
     def output(self, value_type: TensorType) -> Value:
-        """Add a row-major buffer for a result of type `value_type` to the schedule, and return it."""
+        """Add a row-major buffer for a result of type `value_type`, and return it."""
         return self._buffer("output", value_type.dtype, value_type.shape)
 
     def scratch(self, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
-        """Add a scratch buffer, which each call allocates, and return it. Its contents are undefined, even NaN."""
+        """Add a scratch buffer, and return it. Each call allocates it anew, with undefined contents that may be NaN."""
         return self._buffer("scratch", dtype, shape)
 
     def counter(self, shape: Sequence[Expr]) -> Value:
-        """Add a permanent buffer of i32 zeros, and return it. Each call must leave it zero. `shape` names no dims."""
+        """Add a permanent buffer of i32 zeros, and return it. `shape` must be numbers, not symbolic dims such as "T".
+
+        Each call must leave the buffer zeroed.
+        """
         return self._buffer("counter", torch.int32, shape)
 
     def _buffer(self, kind: str, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
@@ -163,7 +169,7 @@ class Schedule:
         registers: int | None = None,
         dependent: bool = False,
     ) -> None:
-        """Append a launch of the `triton.jit` function `kernel`. The arguments are the fields of KernelLaunch."""
+        """Append a launch of the `triton.jit` function `kernel`. KernelLaunch describes the other arguments."""
         self.launches.append(
             KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, registers, dependent)
         )

@@ -22,10 +22,10 @@ _MOST_ELEMENTS = 1 << 17
 
 
 def check_tiles(choices: Sequence[Choice]) -> None:
-    """Check that kernels support the tile sizes in entries of a tuning log.
+    """Check that kernels support the tile sizes in a tuning log. `choices` are its entries.
 
-    Raises OptionError for an unknown kernel, an invalid description of the call, an unknown or missing tile size, or a
-    size out of range.
+    Raises OptionError for an unknown kernel, a wrong description of its call, and an unknown, missing or unsupported
+    tile size.
     """
     for choice in choices:
         kind = _kind(choice)
@@ -52,7 +52,7 @@ def _range(kind: type, name: str) -> tuple[int, int]:
 
 
 def _kind(choice: Choice) -> type:
-    """Return the dataclass that holds the tile sizes of the kernel that an entry of a tuning log names.
+    """Return the dataclass for the tile sizes that `choice`, an entry of a tuning log, records.
 
     Raises OptionError for an unknown kernel or an invalid description of its call.
     """

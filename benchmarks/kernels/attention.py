@@ -44,8 +44,9 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
 
 
 def problem_of(config: Config, sequences: int) -> DecodeProblem:
-    """Return the sizes of decode attention (heads, head size, batch size) in a model with this config.json, for steps
-    of `sequences` sequences.
+    """Return the sizes of decode attention in a model: heads, head size and batch size.
+
+    `config` is the content of the model's config.json. Steps have `sequences` sequences.
     """
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     tokens = next(tokens for tokens in CLASSES if sequences <= tokens)
@@ -53,17 +54,19 @@ def problem_of(config: Config, sequences: int) -> DecodeProblem:
 
 
 def cached_bytes(problem: DecodeProblem, contexts: Sequence[int]) -> int:
-    """Return the bytes of keys and values that one call reads: 2 x key heads x bytes of a head, for each cached
-    position. `contexts` has the cached positions of each sequence.
+    """Return the bytes of keys and values that one call reads.
+
+    They are 2 x key heads x bytes of a head, for each cached position. `contexts` has the number of cached positions of
+    each sequence.
     """
     return sum(contexts) * 2 * problem.kv_heads * problem.row_bytes
 
 
 def ours(machine: Machine, steps: Steps) -> Recorded:
-    """Capture a CUDA graph that calls Ingot's kernel once on each of several inputs, and return it. Several inputs keep
-    data out of the GPU's cache. The result for the first input, which is computed last, is checked.
+    """Capture a CUDA graph that calls Ingot's kernel once on each of several inputs. Return the graph.
 
-    Raises RuntimeError for wrong results.
+    With several inputs, the data does not stay in the GPU's cache. The graph computes the first input last, and this
+    result is checked. Raises RuntimeError if it is wrong.
     """
     inputs, expected = steps.inputs, steps.expected
     call = checked(machine, known_tiles(steps.problem, machine.sm)[0], steps)
@@ -72,10 +75,10 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
 
 
 def flashinfers(steps: Steps) -> Recorded:
-    """Capture a CUDA graph that calls FlashInfer's kernel once on each of several inputs, and return it. Several inputs
-    keep data out of the GPU's cache. The result for the first input, which is computed last, is checked.
+    """Capture a CUDA graph that calls FlashInfer's kernel once on each of several inputs. Return the graph.
 
-    Raises RuntimeError for wrong results.
+    With several inputs, the data does not stay in the GPU's cache. The graph computes the first input last, and this
+    result is checked. Raises RuntimeError if it is wrong.
     """
     inputs, expected = steps.inputs, steps.expected
     scratch = flashinfer_peer.workspace(inputs[0][0].device)
@@ -91,10 +94,10 @@ def flashinfers(steps: Steps) -> Recorded:
 def measure(
     machine: Machine, problem: DecodeProblem, contexts: tuple[int, ...], pool: Pool, peer: bool
 ) -> dict[str, list[float]]:
-    """Return the seconds of one decode attention call in each round of measurement, by implementation: "triton"
-    (Ingot's) and, if `peer` is set, "flashinfer".
+    """Return the seconds of one decode attention call in each round of measurement, by implementation.
 
-    `contexts` are the cached positions of each sequence. Raises RuntimeError for wrong results.
+    Keys are "triton" for Ingot's kernel and, with `peer`, "flashinfer". `contexts` has the number of cached positions
+    of each sequence. Raises RuntimeError for wrong results.
     """
     steps = Steps(problem, Mix(contexts), pool)
     recorded = {"triton": ours(machine, steps)}  # run it first: its later writes repeat this one

@@ -14,7 +14,7 @@ _PRODUCTS = 4  # matmuls in a graph
 
 
 def this_machine() -> Machine:
-    """Return the properties of this GPU on which the choice of kernels depends."""
+    """Return the properties of this GPU that determine which kernels are chosen."""
     found = torch.cuda.get_device_properties(0)
     sm = 10 * found.major + found.minor
     return Machine(sm, found.multi_processor_count, dependent=sm in FEATURES["dependent_launch"])
@@ -22,8 +22,9 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A CUDA graph of `calls` calls of equal size, one after another. `kept` holds the objects that must stay alive
-    while it is used.
+    """A CUDA graph of `calls` calls of equal size, one after another.
+
+    `kept` holds the objects that must stay alive while the graph is used.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -34,11 +35,10 @@ class Recorded:
 def check(
     recorded: Recorded, result: torch.Tensor, expected: torch.Tensor, places: Sequence[int] | None = None
 ) -> Recorded:
-    """Run a CUDA graph once, check the result of its last call against `expected`, and return the graph. Raises
-    RuntimeError if the result is wrong or incomplete.
+    """Run a CUDA graph once and compare the result of its last call with `expected`. Return the graph.
 
-    `result` is the tensor that the graph writes; it is filled with NaN before. If `places` is set, `expected` has only
-    these rows of it, because a whole expected result costs too much.
+    `result` is the tensor that the graph writes. It is filled with NaN before. With `places`, `expected` has only these
+    rows of the result, because all rows would cost too much. Raises RuntimeError if the result is wrong or incomplete.
     """
     result.fill_(float("nan"))
     recorded.graph.replay()
@@ -49,9 +49,9 @@ def check(
 
 
 def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round of measurement, by the name of the CUDA graph in `recorded`.
+    """Return the seconds of one call in each round of measurement. Keys are the names of the CUDA graphs in `recorded`.
 
-    A round replays each graph once, so that a slowdown of the GPU affects all of them.
+    A round replays each graph once. So if the GPU slows down, all graphs are affected.
     """
     found: dict[str, list[float]] = {name: [] for name in recorded}
     for one in recorded.values():
@@ -63,9 +63,9 @@ def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[s
 
 
 def product_rate() -> float:
-    """Return the operations per second that a large bfloat16 matmul by cuBLAS reaches, the best of several.
+    """Return the operations per second of a large bfloat16 matmul by cuBLAS. The best of several runs counts.
 
-    The numbers are random, because a matmul of zeros takes less power and so runs at a higher clock.
+    The numbers are random. A matmul of zeros takes less power and would run at a higher clock.
     """
     generator = torch.Generator("cuda").manual_seed(1)
     a, b = (torch.randn(_SIDE, _SIDE, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -18,8 +18,10 @@ def installed() -> bool:
 
 
 def missing(part: str) -> dict[str, str]:
-    """Return the reason why FlashInfer is not measured, as an entry of a result's `missing` for this part of the
-    benchmark. Return an empty dict if FlashInfer is installed.
+    """Return why FlashInfer is not measured in this part of the benchmark. Return an empty dict if FlashInfer is
+    installed.
+
+    The result maps a name to the reason, as in the field `missing` of a benchmark's result.
     """
     return (
         {} if installed() else {f"{part}.flashinfer": "FlashInfer is not installed (pip install 'ingot[flashinfer]')"}
@@ -27,8 +29,9 @@ def missing(part: str) -> dict[str, str]:
 
 
 def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
-    """Compile FlashInfer's kernels "fa2" or "fa3" for heads of `dim` elements, unless they are compiled already. Needs
-    nvcc, but no GPU.
+    """Compile FlashInfer's kernels "fa2" or "fa3" for heads of `dim` elements, unless they are compiled already.
+
+    This needs nvcc, but no GPU.
     """
     from flashinfer.prefill import get_batch_prefill_module
 
@@ -44,14 +47,15 @@ def workspace(device: torch.device) -> torch.Tensor:
 def decode_call(
     scratch: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, contexts: Sequence[int]
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return a function that computes decode attention with FlashInfer, and the tensor that receives the result.
+    """Return a function that computes decode attention with FlashInfer, and the tensor that it writes.
 
-    scratch    FlashInfer's scratch memory, from `workspace`
-    q          one token of each sequence, [B, heads, dim]
-    kv         the pages of the KV cache, [pages, 2, page, kv_heads, dim]
-    contexts   the number of cached positions of each sequence
+    scratch      FlashInfer's scratch memory, from `workspace`
+    q            one token of each sequence [B, heads, dim]
+    kv           the pages of the KV cache [pages, 2, page, kv_heads, dim]
+    page_table   the numbers of each sequence's pages [B, P]
+    contexts     the number of cached positions of each sequence
 
-    It selects FlashInfer's kernel with tensor cores, which is faster if several heads of q share one of k.
+    FlashInfer's kernel with tensor cores is used. It is faster if several query heads share a key head.
     """
     import flashinfer
 
@@ -71,16 +75,16 @@ def prefill_call(
     fed: Sequence[int],
     contexts: Sequence[int],
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return a function that computes causal prefill attention with FlashInfer, and the tensor that receives the
-    result.
+    """Return a function that computes causal prefill attention with FlashInfer, and the tensor that it writes.
 
-    scratch    FlashInfer's scratch memory, from `workspace`
-    q          the last `fed` tokens of each sequence, [sum(fed), heads, dim]
-    kv         the pages of the KV cache, [pages, 2, page, kv_heads, dim]
-    fed        the number of tokens of each sequence in this step
-    contexts   the number of positions of each sequence, including those of this step
+    scratch      FlashInfer's scratch memory, from `workspace`
+    q            the tokens of all sequences in this step [sum(fed), heads, dim]
+    kv           the pages of the KV cache [pages, 2, page, kv_heads, dim]
+    page_table   the numbers of each sequence's pages [B, P]
+    fed          the number of tokens of each sequence in this step
+    contexts     the number of positions of each sequence, including the tokens of this step
 
-    FlashInfer chooses the kernel: FlashAttention-3 on compute capability 9.0.
+    FlashInfer chooses the kernel. On compute capability 9.0 it is FlashAttention-3.
     """
     import flashinfer
 
@@ -95,8 +99,10 @@ def prefill_call(
 
 
 def _pages(page_table: torch.Tensor, contexts: Sequence[int], page: int) -> tuple[torch.Tensor, ...]:
-    """Return the page table as the three integer tensors that FlashInfer takes: where each sequence's pages begin in a
-    flat list of pages, that list, and the number of positions in use in each sequence's last page.
+    """Convert the page table to the three integer tensors that FlashInfer takes.
+
+    The first tensor says where each sequence's pages begin in a flat list of pages. The second is this list. The third
+    has the number of used positions in each sequence's last page.
     """
     needed = [-(-context // page) for context in contexts]
     indices = torch.cat([row[:count] for row, count in zip(page_table, needed, strict=True)])

@@ -29,10 +29,10 @@ CONTENDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest rates that this GPU reaches in simple programs, to compare kernels with. `copy` is the bytes per
-    second of a plain copy, reads plus writes.
+    """The highest rates that this GPU reaches in simple programs. Kernels are compared with them.
 
-    `rate` is the operations per second of a large matmul; None if no kernel to measure needs it.
+    `copy` is the bytes per second of a plain copy, reads plus writes. `rate` is the operations per second of a large
+    matmul. It is None if no measured kernel needs it.
     """
 
     copy: float
@@ -51,7 +51,7 @@ class Peak:
 class Call:
     """A kernel call to measure. `what` describes it for readers.
 
-    `bytes` is the traffic from memory that it cannot avoid, `flop` the number of operations of its matmuls.
+    `bytes` is the memory traffic that it cannot avoid. `flop` is the number of operations of its matmuls.
     """
 
     name: str
@@ -60,8 +60,9 @@ class Call:
     flop: int = 0
 
     def least(self, peak: Peak) -> tuple[float, str]:
-        """Return the minimum seconds that a call can take at the rates `peak`, and the rate that limits it: "of_copy"
-        (memory) or "of_rate" (operations).
+        """Return the minimum seconds of a call at the rates `peak`, and the rate that limits it.
+
+        The second result is "of_copy" for memory, or "of_rate" for operations.
         """
         by_copy, by_rate = self.bytes / peak.copy, self.flop / peak.rate if peak.rate else 0.0
         return (by_copy, "of_copy") if by_copy >= by_rate else (by_rate, "of_rate")
@@ -76,11 +77,11 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Return the figures (numbers of a benchmark's result) of one call, by name. `times` has the seconds of each round
-    of measurement, by implementation.
+    """Return the figures of one call by name. A figure is a number of a benchmark's result.
 
-    The figure `faster` is the time of the implementation `peer` divided by that of `ours`, if both were measured. It
-    keeps the ratio of each round as its values.
+    `times` maps each implementation to its seconds in each round of measurement. If the implementations `ours` and
+    `peer` were both measured, the figure `faster` is the time of `peer` divided by the time of `ours`. It also keeps
+    the ratio of each round.
     """
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
@@ -109,12 +110,12 @@ def measure_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Measure calls one after another. Return their figures by name, and for each call that was not measured the reason
-    why.
+    """Measure calls one after another. Return their figures by name, and a mapping from calls that failed to the
+    reasons.
 
-    `work` has each call with the function that measures it; a call is not measured if that function raises
-    RuntimeError. After `seconds` no further call begins. `ours` and `peer` are the implementations that the figure
-    `faster` compares.
+    `work` has each call with the function that measures it. A call fails if this function raises RuntimeError. After
+    `seconds` no further call begins; the remaining calls count as failed. The figure `faster` compares the
+    implementations `ours` and `peer`.
     """
     figures, missing = peak.figures(part), {}
     deadline = time.monotonic() + seconds
@@ -132,13 +133,15 @@ def measure_figures(
 
 
 def slug(text: str) -> str:
-    """Return a text in a form that can be part of a figure's name: "1 x 64k, 31 x 2k" becomes "1_x_64k_31_x_2k"."""
+    """Return a text in the form that names of figures have: "1 x 64k, 31 x 2k" becomes "1_x_64k_31_x_2k"."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """Return an argument parser with the options that all kernel benchmarks have. `doc` is the script's description,
-    and `seconds` the default of --seconds, after which no further call is measured.
+    """Return an argument parser with the options that all kernel benchmarks have.
+
+    `doc` is the description of the script. `seconds` is the default of --seconds, after which no further call is
+    measured.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
@@ -148,7 +151,8 @@ def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
 
 
 def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
-    """Print the calls that were not measured, with the reasons. If --json is set, write the result to that file."""
+    """Print the calls that were not measured, with the reasons. With the option --json, write the result to that
+    file."""
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
@@ -158,8 +162,9 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:
-    """Print, for each implementation, the median time of a call, and the share of the GPU's highest rate that it
-    reaches.
+    """Print the times of one call, a line for each implementation.
+
+    A line has the median time, and the share of the GPU's highest rate that the call reaches.
     """
     least, share = call.least(peak)
     for contender, seconds in times.items():

@@ -45,8 +45,8 @@ MANY = (512, 2048)  # tokens of steps with prompts
 class Case:
     """A matmul of a model to measure, in steps of `tokens` tokens. `part` is its name, such as "qkv".
 
-    `bare` is the matmul alone, which cuBLAS computes. `problem` is the matmul with the norm, gate or residual that
-    Ingot's kernel computes in the same launch; None where Ingot uses cuBLAS.
+    `bare` is the matmul alone, as cuBLAS computes it. `problem` is the matmul with a norm, gate or residual, as Ingot's
+    kernel computes it in one launch. It is None where Ingot uses cuBLAS.
     """
 
     part: str
@@ -56,9 +56,9 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the name, the bytes and the operations of this matmul, from which figures are computed.
+        """Return the name, bytes and operations of this matmul. Figures are computed from them.
 
-        Each element of the result takes `depth` multiplications and as many additions.
+        Each element of the result takes `depth` multiplications and `depth` additions.
         """
         what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
         return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)
@@ -89,8 +89,9 @@ def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Record
 
 
 def cublas(bench: LinearBench, case: Case) -> Recorded:
-    """Capture a CUDA graph of calls of cuBLAS for a matmul, without the norm, gate or residual that Ingot's kernel
-    adds. Raises RuntimeError for wrong results.
+    """Capture a CUDA graph of calls of cuBLAS for a matmul.
+
+    The norm, gate or residual that Ingot's kernel adds is left out. Raises RuntimeError for wrong results.
     """
     x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
     x = x.to(DTYPES[case.bare.dtype])
@@ -102,25 +103,26 @@ def cublas(bench: LinearBench, case: Case) -> Recorded:
 
 
 def calls_of(problem: LinearProblem) -> int:
-    """Return how many calls of a matmul to capture in one CUDA graph: enough to read TRAFFIC bytes of weights, within
-    bounds.
+    """Return how many calls of a matmul to capture in one CUDA graph.
+
+    Together they read about TRAFFIC bytes of weights, within bounds for the number of calls.
     """
     return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
 
 
 def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round of measurement, by implementation: "cublas" and, where Ingot uses its
-    own kernel, "triton".
+    """Return the seconds of a call in each round of measurement, by implementation.
 
-    Raises RuntimeError for wrong results.
+    Keys are "cublas" and, where Ingot uses its own kernel, "triton". Raises RuntimeError for wrong results.
     """
     own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
     return take_turns({**own, "cublas": cublas(bench, case)})
 
 
 def compile_ahead(machine: Machine, problems: list[LinearProblem]) -> None:
-    """Compile Ingot's kernels for these matmuls in parallel processes, so that Triton's cache has them when they are
-    measured.
+    """Compile Ingot's kernels for these matmuls in parallel processes, before they are measured.
+
+    Triton then finds them in its cache.
     """
     with compilers() as processes:
         wait([processes.submit(compile_all, machine, problem, tiles_of(machine, problem)) for problem in problems])

@@ -19,9 +19,14 @@ MACHINE = Machine(sm=90, cores=132)
 class Decoder:
     """The sizes of the matmuls of a decoder-only model.
 
+    layers     the number of decoder layers
+    hidden     the size of hidden states
+    qkv        the elements of q, k and v together
+    heads      the elements of all query heads together
+    ffn        the size of the feed-forward block
+    vocab      the size of the vocabulary
     gated      the feed-forward block has a gate, and Ingot's matmul kernels include the norm before them
-    parallel   attention and the feed-forward block read the same norm, so the matmuls of q, k, v and feed-forward are
-               one
+    parallel   attention and the feed-forward block read the same norm, so one matmul computes q, k, v and feed-forward
     """
 
     name: str
@@ -36,15 +41,16 @@ class Decoder:
 
     @staticmethod
     def of(shape: str) -> "Decoder":
-        """Return the matmul sizes of a model shape that random_checkpoint.py knows, such as "8b"."""
+        """Return the matmul sizes of a model shape in random_checkpoint.py, such as "8b"."""
         config = SHAPES[shape]
         heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
         sizes = (config["hidden_size"], heads + 2 * kv_heads, heads, config["intermediate_size"], config["vocab_size"])
         return Decoder(shape, config["num_hidden_layers"], *sizes)
 
     def parts(self, tokens: int) -> dict[str, LinearProblem]:
-        """Return the matmuls of one layer ("qkv", "o", …) and of the output layer ("head"), by name, in a step of
-        `tokens` tokens.
+        """Return the matmuls of a step of `tokens` tokens, by name.
+
+        They are the matmuls of one layer, such as "qkv" and "o", and of the output layer, "head".
         """
 
         def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
@@ -76,8 +82,9 @@ def best_known(problem: LinearProblem) -> AnyTiles:
 
 
 def for_other_tokens(problem: LinearProblem, tiles: Tiles) -> Tiles:
-    """Return `tiles`, which were chosen for fewer tokens, adapted to `problem`: the same tile sizes, but only as many
-    pipeline stages as fit into shared memory.
+    """Adapt `tiles`, which were chosen for fewer tokens, to `problem`.
+
+    The tile sizes stay equal. The number of pipeline stages is reduced until they fit into shared memory.
     """
     most = stages_that_fit(problem, MACHINE, tiles.block_n, tiles.block_k, tiles.splits, 1)
     return replace(tiles, stages=min(tiles.stages, most))

@@ -35,14 +35,15 @@ def _pause(nanoseconds: tl.constexpr):
 
 
 def pause() -> None:
-    """Make all multiprocessors of the GPU wait for PAUSE nanoseconds, without reading memory. This takes the place of
-    attention over a short context.
+    """Make all multiprocessors of the GPU wait for PAUSE nanoseconds, without reading memory.
+
+    The pause takes the place of attention over a short context.
     """
     _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
 
 
 class Stack:
-    """All matmuls of a model's step, one after another in a CUDA graph, with a pause in place of attention."""
+    """All matmuls of a model's step, one after another in a CUDA graph. A pause takes the place of attention."""
 
     def __init__(self, bench: LinearBench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
@@ -50,10 +51,9 @@ class Stack:
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
-        """Return the seconds that all matmuls of a step take together. `chosen` has the tile sizes by the matmul's
-        name, such as "qkv".
+        """Return the seconds that all matmuls of a step take together.
 
-        Raises Triton's error for tiles that do not fit.
+        `chosen` maps names of matmuls, such as "qkv", to tile sizes. Raises Triton's error for tiles that do not fit.
         """
         for part, problem in self.parts.items():
             if (problem, chosen[part]) not in self.calls:  # make and load it outside the recording
@@ -75,11 +75,11 @@ class Stack:
     def refine(
         self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float
     ) -> tuple[dict[str, AnyTiles], float, float]:
-        """Search the tile sizes with which all matmuls of a step together are fastest, until `deadline`. `found` are
-        measurements of single matmuls.
+        """Search the tile sizes with which all matmuls of a step together are fastest, until `deadline`.
 
-        Return three values: the best tile sizes by the matmul's name, such as "qkv"; the seconds of the step with the
-        tile sizes that are best for single matmuls; the seconds with the returned ones.
+        `found` are measurements of single matmuls. Return three values. The first maps names of matmuls, such as "qkv",
+        to the best tile sizes. The second is the seconds of the step before the search, with the best tile sizes of
+        single matmuls. The third is the seconds of the step with the returned tile sizes.
         """
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
         jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
@@ -99,9 +99,10 @@ class Stack:
         return best, first, least
 
     def _tried(self, problem: LinearProblem, found: Sequence[TimedLinear]) -> list[AnyTiles]:
-        """Return the tile sizes to try for a matmul: first those that are fastest for the matmul alone, then variants
-        of these that prefetch weights, then those that Ingot's compiler chooses. `found` are measurements of single
-        matmuls.
+        """Return the tile sizes to try for a matmul. `found` are measurements of single matmuls.
+
+        The tile sizes that are fastest for the matmul alone come first. Variants of these that prefetch weights follow.
+        The tile sizes that Ingot's compiler chooses come last.
         """
         fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
         ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
@@ -126,6 +127,6 @@ class Stack:
 
 
 def sizes(problem: LinearProblem, tiles: AnyTiles) -> dict[str, Any]:
-    """Return the sizes of a matmul and its tile sizes as JSON values, by name."""
+    """Return the sizes of a matmul and its tile sizes by name, as JSON values."""
     shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
     return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}

@@ -52,9 +52,10 @@ SCATTERED = ("8192 after 24000",)  # also measured over pages in a random order
 
 @dataclass(frozen=True)
 class Case:
-    """A prefill step to measure. `sequences` has, for each sequence, (its tokens in the step, positions cached before).
+    """A prefill step to measure.
 
-    The pages of a sequence are consecutive in the cache, or in random order if `scattered`.
+    `sequences` has a pair for each sequence: its tokens in the step, and its positions cached before the step. The
+    pages of a sequence are consecutive in the cache. With `scattered`, they are in random order.
     """
 
     name: str
@@ -72,11 +73,11 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the name, the bytes and the operations of this attention call, from which figures are computed.
+        """Return the name, bytes and operations of this attention call. Figures are computed from them.
 
-        A query attends to all cached positions, to the earlier tokens of its chunk, and to itself. Each pair takes two
-        multiplications of `dim` elements. The call reads q and each cached position once, and writes a result as large
-        as q.
+        A query attends to all cached positions, to the earlier tokens of its chunk, and to itself. Each pair of query
+        and key takes 2 x `dim` multiplications: with the key and with the value. The call reads q and each cached
+        position once. Its result is as large as q.
         """
         pairs = sum(fed * before + fed * (fed + 1) // 2 for fed, before in self.sequences)
         elements = 2 * sum(self.fed) * self.heads.q + 2 * sum(self.contexts) * self.heads.kv
@@ -85,7 +86,7 @@ class Case:
 
 
 class Step:
-    """The tensors of one attention call, filled with random numbers: q, cache pages, page table and lengths."""
+    """The tensors of one attention call: q, cache pages, page table and lengths. The numbers are random."""
 
     def __init__(self, case: Case, generator: torch.Generator) -> None:
         heads, needed = case.heads, [-(-context // PAGE) for context in case.contexts]
@@ -111,13 +112,14 @@ class Step:
 
     @property
     def checked(self) -> list[int]:
-        """Return the indices of the tokens that are compared with the reference: the last ones of each sequence."""
+        """Return the indices of the tokens that are compared with the reference: up to CHECKED last tokens of each
+        sequence."""
         ends = zip(self.lens[0].tolist(), self.case.fed, strict=True)
         return [place for start, fed in ends for place in range(start + max(0, fed - CHECKED), start + fed)]
 
     @property
     def expected(self) -> torch.Tensor:
-        """Return the expected results for the compared tokens, from the reference implementation in float32."""
+        """Return the right results for the compared tokens, computed by the reference implementation in float32."""
         count = self.lens[1].clamp(max=CHECKED)
         starts = (count.cumsum(0) - count).int()
         args = (self.q[self.checked].float(), self.kv.float(), self.table, starts, count, self.lens[2])
@@ -126,8 +128,9 @@ class Step:
 
 
 def ours(run: Run, steps: list[Step]) -> Recorded:
-    """Capture a CUDA graph of calls of `run`, one of Ingot's kernels, one call for each of `steps`. Raises RuntimeError
-    for wrong results.
+    """Capture a CUDA graph that calls `run`, one of Ingot's kernels, once for each of `steps`.
+
+    Raises RuntimeError for wrong results.
     """
     run(*steps[-1].inputs)  # run the setup of a first call outside the recording
     results: list[torch.Tensor] = []
@@ -136,8 +139,9 @@ def ours(run: Run, steps: list[Step]) -> Recorded:
 
 
 def flashinfers(steps: list[Step]) -> Recorded:
-    """Capture a CUDA graph of calls of FlashInfer's wrapper, one call for each of `steps`. Raises RuntimeError for
-    wrong results.
+    """Capture a CUDA graph that calls FlashInfer's wrapper once for each of `steps`.
+
+    Raises RuntimeError for wrong results.
     """
     scratch, case = flashinfer_peer.workspace(steps[0].q.device), steps[0].case
     made = [
@@ -149,10 +153,10 @@ def flashinfers(steps: list[Step]) -> Recorded:
 
 
 def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of one attention call in each round of measurement, by implementation. `runs` are Ingot's
-    kernels by name; `peer`: measure FlashInfer too.
+    """Return the seconds of one attention call in each round of measurement, by implementation.
 
-    `cache` is the size of the GPU's last-level cache in bytes. Raises RuntimeError for wrong results.
+    `runs` maps names to Ingot's kernels. With `peer`, FlashInfer is measured too. `cache` is the size of the GPU's
+    last-level cache in bytes. Raises RuntimeError for wrong results.
     """
     generator = torch.Generator(device.DEVICE).manual_seed(1)
     least, most = CALLS

@@ -39,8 +39,9 @@ Run = Callable[..., list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention layer: how many query heads (`q`) and key heads (`kv`), and the elements of a head
-    (`dim`).
+    """The heads of an attention layer.
+
+    `q` is the number of query heads, `kv` the number of key heads, and `dim` the number of elements of a head.
     """
 
     q: int
@@ -54,19 +55,19 @@ class Heads:
 
 
 def contenders(sm: int) -> tuple[str, ...]:
-    """Return the names of the prefill attention kernels that Ingot can use on a GPU, by estimated cost, cheapest first.
-    `sm` is 90 for compute capability 9.0.
+    """Return the names of the prefill attention kernels that Ingot can use on a GPU, cheapest estimate first.
 
-    A compile of a model uses the first kernel whose backend does not refuse the call.
+    `sm` is the compute capability, such as 90 for 9.0. A compile of a model uses the first kernel whose backend accepts
+    the call.
     """
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
 
 def build_all(heads: Heads, sm: int, folder: Path) -> None:
-    """Compile all of Ingot's prefill attention kernels for these heads into `folder`. If FlashInfer is installed,
-    compile its kernels too, into its own cache. `sm` is 90 for compute capability 9.0.
+    """Compile all of Ingot's prefill attention kernels for these heads into `folder`.
 
-    Kernels that an earlier run compiled are not compiled again.
+    If FlashInfer is installed, its kernels are compiled too, into its cache. Kernels that are there already are not
+    compiled again. `sm` is the compute capability, such as 90 for 9.0.
     """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
         waiting = [processes.submit(emit, heads, contender, folder / contender) for contender in contenders(sm)]
@@ -78,10 +79,10 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """Load the prefill attention kernels that `build_all` compiled into `folder`. `sm` is 90 for compute capability
-    9.0.
+    """Load the prefill attention kernels that `build_all` compiled into `folder`.
 
-    Return two dicts by the kernel's name: the loaded kernels, and the reasons why other kernels could not be compiled.
+    Return two dicts by the kernel's name: the loaded kernels, and the reasons why other kernels were not compiled. `sm`
+    is the compute capability, such as 90 for 9.0.
     """
     runs, refusals = {}, {}
     for contender in contenders(sm):
@@ -97,9 +98,9 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
 
 
 def emit(heads: Heads, contender: str, folder: Path) -> None:
-    """Compile the kernel named `contender` for these heads into `folder`, as a compile of a model does.
+    """Compile the kernel `contender` for these heads into `folder`, as a compile of a model does.
 
-    If its backend refuses the call, write the reason into the folder instead.
+    If its backend refuses the call, the reason is written into the folder instead.
     """
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
@@ -115,7 +116,7 @@ def emit(heads: Heads, contender: str, folder: Path) -> None:
 
 
 def body_of(heads: Heads) -> Program:
-    """Return a program (graph of Ingot ops) with one call of `paged_attention` for these heads."""
+    """Return a program (a graph of Ingot ops) with one call of `paged_attention` for these heads."""
     dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
     program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))

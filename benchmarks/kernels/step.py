@@ -44,9 +44,9 @@ LOWERINGS: Mapping[str, Lowering] = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call of an op, compiled to kernel launches (`schedule`). `outputs` are its results.
+    """A call of an op, compiled to kernel launches (`schedule`).
 
-    `states` are the indices of the inputs that the call changes, such as token counts.
+    `outputs` are its results. `states` are the indices of the inputs that it changes, such as token counts.
     """
 
     op: Op
@@ -56,8 +56,9 @@ class Lowered:
 
 
 def lower(case: Case, args: Sequence[torch.Tensor], machine: Machine) -> Lowered:
-    """Compile a case, which is a call of one op, to kernel launches for the tensors `args`. The step has as many tokens
-    as the case has rows.
+    """Compile a case, a call of one op, to kernel launches for the tensors `args`.
+
+    The step has a token for each row of the case.
     """
     op = OPS[case.op]
     tensors = {name: one for name, one in op.bind(args, dict(case.kwargs)).items() if isinstance(one, torch.Tensor)}
@@ -80,10 +81,9 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round of measurement, as {"triton": […]}. `cache` is the size of the GPU's
-    last-level cache in bytes.
+    """Return the seconds of a call in each round of measurement, as {"triton": […]}.
 
-    Raises RuntimeError for wrong results.
+    `cache` is the size of the GPU's last-level cache in bytes. Raises RuntimeError for wrong results.
     """
     first = case.draw()
     lowered = lower(case, first, machine)
@@ -103,11 +103,10 @@ def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
 def check_once(
     case: Case, lowered: Lowered, launcher: Launcher, inputs: Sequence[torch.Tensor], args: Sequence[torch.Tensor]
 ) -> None:
-    """Run a call once and compare its results with those of the reference implementation. Raises RuntimeError if they
-    differ.
+    """Run a call once and compare its results with the reference. Raises RuntimeError if they differ.
 
-    `inputs` are the tensors to run on. `args` have the same values before any call. The states are copied from there
-    first, because earlier calls have changed them in `inputs`.
+    `inputs` are the tensors to run on. `args` are these tensors as they were before any call. Earlier calls have
+    changed the states in `inputs`, so they are first copied from `args`.
     """
     outputs = [launcher.buffers[str(value.buffer)] for value in lowered.outputs]
     for one in outputs:
@@ -128,10 +127,10 @@ def bytes_of(case: Case, args: Sequence[torch.Tensor]) -> int:
 
 
 def calls(shape: str, machine: Machine, only: set[str], cache: int) -> Iterator[tuple[Call, Callable[[], Times]]]:
-    """Yield each call to measure for a model shape, with the function that measures it.
+    """Yield each call to measure for a model shape, such as "8b", with the function that measures it.
 
-    only    names of the ops to measure; empty: all
-    cache   size of the GPU's last-level cache in bytes
+    `only` has the names of the ops to measure. If it is empty, all ops are measured. `cache` is the size of the GPU's
+    last-level cache in bytes.
     """
     for rows in ROWS:
         for case in cases(Sizes.of(SHAPES[shape]), rows, "cuda"):

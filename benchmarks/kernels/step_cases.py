@@ -13,9 +13,9 @@ SLOTS, PAGES = 64, 64  # sequences, and entries of the page table: 1024 position
 class Case:
     """A call of one op to measure. `what` says how it differs from other calls of the op.
 
-    `draw` returns tensors for the op's parameters, in their order; tables and states stay the same, the others are new
-    at each call. `asked` are bytes that the call must move besides those that the op itself declares, because requests
-    use extra options.
+    `draw` returns tensors for the op's parameters, in their order. Tables and states are the same tensors each time.
+    Other tensors are new. `asked` is the number of bytes that the call moves for options of requests, such as
+    penalties. The op itself does not count these bytes.
     """
 
     op: str
@@ -33,7 +33,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model that the measured calls depend on, such as its vocabulary."""
+    """The sizes of a model that the measured calls depend on.
+
+    `ffn` is the size of the feed-forward block. `heads` is the number of query heads.
+    """
 
     vocab: int
     hidden: int
@@ -49,7 +52,7 @@ class Sizes:
 
 
 def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
-    """Yield the op calls of a step with `rows` rows of logits, to measure them. Their tensors are on `device`."""
+    """Yield the op calls to measure in a step with `rows` rows of logits. Their tensors are on `device`."""
     g = torch.Generator(device).manual_seed(rows)
     f32, vocab, hidden = torch.float32, sizes.vocab, sizes.hidden
 
@@ -63,13 +66,14 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         return torch.full(shape or (rows,), value, dtype=dtype, device=device)
 
     def logits() -> torch.Tensor:
-        """Return random logits, rounded to bfloat16 as a matmul computes them. A thousand tokens or more share most of
-        the probability.
+        """Return random logits [rows, vocab], rounded to bfloat16 as the result of a matmul.
+
+        At least a thousand tokens share most of the probability.
         """
         return (randn(rows, vocab) * 2).to(f32)
 
     def peaked() -> torch.Tensor:
-        """Return random logits in which about a dozen tokens have most of the probability."""
+        """Return random logits [rows, vocab] in which a few dozen tokens have most of the probability."""
         found = logits()
         found[:, ::5003] += 12
         return found

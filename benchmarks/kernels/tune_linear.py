@@ -36,8 +36,9 @@ from ingot.backends.triton.tune.search import compilers, measure_all, microsecon
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement of tile sizes for one matmul of a model: `decoder` is the model's name, `part` the matmul's, such
-    as "qkv".
+    """A measurement of tile sizes for one matmul of a model.
+
+    `decoder` is the name of the model. `part` is the name of the matmul, such as "qkv".
     """
 
     decoder: str
@@ -61,8 +62,8 @@ def tune(
 ) -> list[TimedLinear]:
     """Measure tile sizes for the matmuls of all models in DECODERS, in steps of `tokens` tokens, until `deadline`.
 
-    If `earlier` has measurements for another number of tokens, try only the tile sizes that were best there; otherwise
-    all candidates.
+    `earlier` are measurements for another number of tokens. If it has a matmul, only the tile sizes that were best
+    there are tried. Otherwise all candidates are tried. Then variants of the best ones are tried.
     """
     jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
     for decoder in DECODERS:
@@ -90,8 +91,9 @@ def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
 
 
 def named(found: Sequence[TimedLinear]) -> list[Found]:
-    """Return the measurements with the names of the model and of the matmul, sorted by tokens, then by model, then by
-    matmul.
+    """Return the measurements with the names of the model and of the matmul.
+
+    They are sorted by tokens, then by model, then by matmul.
     """
     return [
         Found(decoder.name, part, one)
@@ -104,7 +106,8 @@ def named(found: Sequence[TimedLinear]) -> list[Found]:
 
 
 def print_table(best: Sequence[Found]) -> None:
-    """Print the fastest tile sizes of each matmul, as lines to paste into the tables of lower/linear_tiles.py."""
+    """Print the fastest tile sizes of each matmul as Python source, to paste into the tables of
+    lower/linear_tiles.py."""
     for one in best:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
@@ -113,8 +116,9 @@ def print_table(best: Sequence[Found]) -> None:
 
 
 def _share_of(deadline: float, part: float) -> float:
-    """Return the time, as a value of time.monotonic(), at which the fraction `part` of the time from now to `deadline`
-    will have passed.
+    """Return a time between now and `deadline`. The fraction `part` of the remaining time will then have passed.
+
+    Times are values of time.monotonic().
     """
     now = time.monotonic()
     return now + part * max(0.0, deadline - now)

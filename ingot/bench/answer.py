@@ -11,8 +11,8 @@ from ingot.runtime.artifact import Artifact
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object that `ingot bench` writes for one measurement of `artifact`.
 
-    It has all of `options` and `metrics`, the date, the machine, the versions of packages, and the artifact's identity.
-    An infinite option, such as the request rate, becomes "inf", because JSON has no infinity.
+    It holds all `options` and `metrics`, the date, the machine, the versions of packages, and the artifact's identity.
+    An infinite option, such as the request rate, is written as "inf", because JSON has no infinity.
     """
     manifest = artifact.manifest
     return {

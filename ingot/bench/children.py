@@ -28,8 +28,8 @@ class ChildError(Exception):
 class Ended:
     """The result of a child process that succeeded.
 
-    `started` is the value of time.time() at its start, `seconds` its duration, and `value` the JSON value that it
-    wrote; None if it wrote none.
+    `started` is the value of time.time() at its start, and `seconds` its duration. `value` is the JSON value that it
+    wrote, or None.
     """
 
     started: float
@@ -42,12 +42,12 @@ def run_child(
 ) -> Ended:
     """Run a Python script in a child process, and return its times and the JSON value that it wrote.
 
-    `script` is the script's path, or "-m" and a module, followed by arguments. This function appends the option `--json
-    FILE`; the script must write its JSON value to FILE. `env` extends this process's environment. With `echo`, the
-    child's output is printed while it runs; otherwise its last lines are printed if it fails.
+    `script` is the script's path, or "-m" and a module, followed by arguments. This function adds the option `--json
+    FILE`, and the script must write its JSON value to FILE. `env` extends this process's environment. With `echo`, the
+    child's output is printed while it runs. Without `echo`, its last lines are printed if it fails.
 
-    Raises ChildError if the child fails, writes nothing or takes more than `timeout` seconds. By then the child and its
-    own children have ended.
+    Raises ChildError if the child fails, writes no value, or takes more than `timeout` seconds. The child and all
+    processes that it started have then ended.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-child-") as folder:
         answer = Path(folder) / "answer.json"
@@ -65,10 +65,10 @@ def run_command(
     timeout: float = 600.0,
     echo: bool = False,
 ) -> Ended:
-    """Run a command in a child process and return its times; `value` of the result is None.
+    """Run a command in a child process, and return its times. `value` of the result is None.
 
-    `env` extends this process's environment. With `echo`, the command's output is printed while it runs; otherwise its
-    last lines are printed if it fails. Raises ChildError if it fails or takes more than `timeout` seconds.
+    `env` extends this process's environment. With `echo`, the command's output is printed while it runs. Without
+    `echo`, its last lines are printed if it fails. Raises ChildError if it fails or takes more than `timeout` seconds.
     """
     started, begin = time.time(), time.perf_counter()
     process = subprocess.Popen(
@@ -114,7 +114,7 @@ def run_command(
 def _ending_when_terminated() -> Iterator[None]:
     """Turn SIGTERM into SystemExit inside the block, so that this process ends its child before it exits.
 
-    The child runs in a session of its own, so that no signal to this process reaches it.
+    Signals to this process do not reach the child, which runs in a session of its own.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -142,7 +142,10 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the last line of a failed process's output that names an error; without such a line, the last line."""
+    """Return the line that explains why a process failed: the last line of its output with an error.
+
+    If no line has an error, it is the last line.
+    """
     printed = [line for line in lines if line.strip()]
     errors = [line for line in printed if any(word in line for word in _ERROR)]
     return (errors or printed or [""])[-1]

@@ -14,9 +14,9 @@ _WAKE_EARLY_SECONDS = 1e-3
 
 
 class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per sequence
-    """The state of a request after a step. `request` is its index, `tokens` the number of tokens generated so far.
+    """The state of a request after a step. `request` is the index of the request.
 
-    `error` says why a request ended early; "" if it did not.
+    `tokens` is the number of tokens generated so far. `error` says why the request ended early, or is "".
     """
 
     request: int
@@ -26,14 +26,14 @@ class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per se
 
 
 class DrivenEngine(Protocol):
-    """The interface of an engine that `drive` benchmarks. One thread adds requests to it and runs its steps."""
+    """An engine that `drive` can benchmark. One thread adds requests to it and runs its steps."""
 
     def add(self, index: int, request: BenchRequest) -> None:
         """Queue a request. `index` identifies the request in the results of `step`."""
         ...
 
     def step(self) -> Iterable[Progress]:
-        """Run a step and return the state of each request that has new tokens. May wait for the device."""
+        """Run a step, and return the state of each request that has new tokens. It may wait for the device."""
         ...
 
     def has_unfinished(self) -> bool: ...
@@ -43,10 +43,9 @@ class DrivenEngine(Protocol):
 class Record:
     """The history of one request in a benchmark run. Times are in seconds from the beginning of the run.
 
-    `started` is normally the request's arrival. If `max_concurrency` requests were running at its arrival, `started` is
-    the later moment when one of them ended; vLLM's benchmark client counts so too. `token_times` has one time for each
-    generated token; tokens that one step reports have equal times. `error` says why the request failed; "" if it did
-    not.
+    `started` is the request's arrival. If `max_concurrency` requests were running then, it is the moment when one of
+    them ended, as in vLLM's benchmark client. `token_times` has one time per generated token. Tokens of one step have
+    equal times. `error` says why the request failed, or is "".
     """
 
     request: BenchRequest
@@ -62,7 +61,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """The result of `drive`: the records of the started requests in arrival order, and the seconds of the whole run.
+    """The result of `drive`: the records of the started requests in order of arrival, and the seconds of the run.
 
     `interrupted` is True if a KeyboardInterrupt ended the run early.
     """
@@ -85,12 +84,11 @@ def drive(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Run:
-    """Add each request to the engine when it arrives, run steps until all requests have ended, and return their
-    records.
+    """Serve `requests` with the engine, each from its arrival on, and return their records.
 
-    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time; None sets no limit.
+    `requests` are in order of arrival. The engine has at most `max_concurrency` of them at a time; None sets no limit.
     Whenever requests end, `on_finished` is called with the number that have ended so far. `clock` and `sleep` can
-    replace the functions of `time`. A KeyboardInterrupt ends the run and returns the records so far.
+    replace the functions of `time`. A KeyboardInterrupt ends the run, and the records so far are returned.
     """
     waiting = deque(enumerate(requests))
     records: dict[int, Record] = {}
@@ -126,9 +124,9 @@ def drive(
 
 
 def wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Sleep until 1 ms before `moment`; the caller polls the clock for the rest.
+    """Sleep until 1 ms before `moment`. The caller polls the clock for the rest.
 
-    `moment` is in seconds after `begin`, and `begin` is an earlier value of `clock()`.
+    `moment` is in seconds after `begin`, an earlier value of `clock()`.
     """
     left = moment - (clock() - begin)
     if left > _WAKE_EARLY_SECONDS:

@@ -17,11 +17,11 @@ from ingot.serve.llm import LLM
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """Ingot's engine with the interface that `drive` needs. It decodes greedily, ignores end tokens and does not
-    detokenize.
+    """Ingot's engine with the interface that `drive` needs.
 
-    `executor` records the times of the steps. `tokens` are the token ids that prompts may contain. With `stream`, the
-    engine reports a request after each new token; otherwise only when the request ends.
+    It decodes greedily, ignores end tokens and does not detokenize. `executor` records the times of the steps. `tokens`
+    are the token ids that prompts may contain. With `stream`, the engine reports a request after each new token.
+    Without it, the engine reports a request when it ends.
     """
 
     engine: Engine
@@ -47,8 +47,9 @@ class BenchEngine:
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     """Load an artifact as `LLM` does, finish its idle work, and return its engine.
 
-    The idle work, such as capturing CUDA graphs, is what a server does before requests arrive. With `stream`, the
-    engine reports each new token; otherwise only finished requests. Raises ArtifactError, TargetError or OptionError.
+    Idle work, such as capturing CUDA graphs, is what a server does before requests arrive. With `stream`, the engine
+    reports each new token. Without it, the engine reports only finished requests. Raises ArtifactError, TargetError or
+    OptionError.
     """
     llm = LLM(artifact)
     engine = llm.llm_engine
@@ -67,7 +68,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
 
 
 def plain_tokens(loaded: Loaded) -> list[int]:
-    """Return the token ids that prompts may contain: the vocabulary except end tokens and other special tokens."""
+    """Return the token ids that prompts may contain: all but end tokens and other special tokens."""
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids

@@ -17,13 +17,13 @@ _GRAPHS = "ingot.runtime.cuda."  # captured steps belong to no request
 
 @dataclass(frozen=True)
 class Holdings:
-    """The resources that a process holds at a moment when no request runs. Growth between two such moments is a leak.
+    """The resources that a process holds while no request runs. Growth between two such moments is a leak.
 
-    anonymous   bytes of memory that no file backs
-    device      used bytes of the GPU's memory, by any process; None without a GPU
-    fds         number of open file descriptors
-    objects     number of instances of the runtime's classes: requests, outputs and their parts
-    occupancy   numbers of requests, steps, KV pages and device rows (rows of per-sequence tensors) in the engine
+    - `anonymous`: bytes of memory that no file backs
+    - `device`: used bytes of the GPU's memory, by any process; None without a GPU
+    - `fds`: number of open file descriptors
+    - `objects`: number of instances of the runtime's classes, such as requests and outputs
+    - `occupancy`: numbers of requests, steps, KV pages and device rows (rows of per-sequence tensors) in the engine
     """
 
     anonymous: int
@@ -34,17 +34,14 @@ class Holdings:
 
 
 def take_holdings(engine: Engine) -> Holdings:
-    """Return the resources that this process holds. First collect garbage, and return free memory to the system."""
+    """Collect garbage, return free memory to the system, and return the resources that this process then holds."""
     gc.collect()
     _trim()
     return Holdings(anonymous_memory(), _device_memory(), _open_files(), _runtime_objects(), engine.occupancy)
 
 
 def anonymous_memory() -> int:
-    """Return the resident bytes of this process that no file backs.
-
-    Weights are not among them: they are mapped from files.
-    """
+    """Return the resident bytes of this process that no file backs. Weights do not count: files back them."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -52,7 +49,10 @@ def anonymous_memory() -> int:
 
 
 def _trim() -> None:
-    """Return free memory to the system, if malloc is glibc's. By itself, glibc keeps the memory of the largest step."""
+    """Make glibc's malloc return free memory to the system. By itself, it keeps the memory of the largest step.
+
+    Does nothing with another malloc.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

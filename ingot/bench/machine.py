@@ -22,9 +22,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 class Machine(BaseModel):
     """The machine that ran a measurement.
 
-    `features` are the CPU's instruction sets that code may use. `cores` counts the cores available to the process;
-    `memory` is in bytes. `load` is the load average of the last minute, which shows whether other work ran. `gpu` is
-    the GPU's product name and `driver` its driver's version, as nvidia-smi prints them; both are None without a GPU.
+    `features` are the CPU's instruction sets that code may use. `cores` is the number of cores that the process may
+    use. `memory` is in bytes. `load` is the load average of the last minute: other work on the machine raises it. `gpu`
+    is the GPU's product name and `driver` its driver's version, as nvidia-smi prints them. Both are None without a GPU.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -56,7 +56,7 @@ def this_machine() -> Machine:
 
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of the packages, by name; "not installed" for a package that is missing."""
+    """Return the versions of Python and of the packages, by name, or "not installed" for a missing package."""
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
@@ -68,9 +68,9 @@ def _version(package: str) -> str:
 
 
 def _gpu() -> tuple[str | None, str | None]:
-    """Return the name of the first GPU and the version of its driver; None for both without a GPU.
+    """Return (name of the first GPU, version of its driver), or (None, None) without a GPU.
 
-    nvidia-smi reports them, because asking CUDA would take GPU memory in this process.
+    They come from nvidia-smi, because CUDA would use GPU memory in this process.
     """
     if shutil.which("nvidia-smi") is None:
         return None, None

@@ -17,9 +17,9 @@ SLOS = ("ttft", "tpot", "e2el")  # metrics with one value per request, which can
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile of `values`, for `percent` from 0 to 100; 0 for no values, as in vLLM.
+    """Return a percentile of `values`, for `percent` from 0 to 100. It is 0 for no values, as in vLLM.
 
-    It is interpolated between the two nearest values, as numpy does.
+    It is interpolated between the two nearest values, as in numpy.
     """
     if not values:
         return 0.0
@@ -43,7 +43,7 @@ def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
 def throughput_metrics(run: Run) -> dict[str, Any]:
     """Return the result fields of `vllm bench throughput`, for requests submitted at once.
 
-    Two further fields count output tokens alone: `total_output_tokens` and `output_tokens_per_second`.
+    It adds two fields for output tokens: `total_output_tokens` and `output_tokens_per_second`.
     """
     inputs, outputs = _tokens(run.completed)
     done = len(run.completed)
@@ -63,8 +63,8 @@ def serve_metrics(
 ) -> dict[str, Any]:
     """Return the result fields of `vllm bench serve`, for requests that arrived over time.
 
-    `goodput` maps a metric, such as "ttft", to the maximum milliseconds for a request to count as good. Without it, the
-    field `request_goodput` is None. `percentiles` are the percentiles to report, from 0 to 100.
+    `goodput` maps metrics, such as "ttft", to limits in milliseconds. A request is good if it meets all limits. If
+    `goodput` is None, the field `request_goodput` is None. `percentiles` are the percentiles to report, from 0 to 100.
     """
     done = run.completed
     inputs, outputs = _tokens(done)
@@ -86,9 +86,9 @@ def serve_metrics(
 
 
 def detail(run: Run) -> dict[str, Any]:
-    """Return the fields that `vllm bench serve --save-detailed` adds.
+    """Return the fields that `vllm bench serve --save-detailed` adds, each a list with a value per request.
 
-    They are lists with a value for each request: its numbers of tokens, its error, and its times in seconds.
+    They are the numbers of tokens, the errors, and times in seconds.
     """
     return {
         "input_lens": [len(one.request.prompt) for one in run.records],
@@ -101,14 +101,14 @@ def detail(run: Run) -> dict[str, Any]:
 
 
 def _tokens(records: Sequence[Record]) -> tuple[int, int]:
-    """Return the total number of prompt tokens, and of generated tokens."""
+    """Return (number of prompt tokens, number of generated tokens) of all requests together."""
     return sum(len(one.request.prompt) for one in records), sum(len(one.token_times) for one in records)
 
 
 def _of(record: Record, metric: str) -> Sequence[float]:
-    """Return the values of a metric, such as "ttft" or "itl", for one request, in seconds.
+    """Return the values of a metric for one request, in seconds. `metric` is "ttft", "tpot", "itl" or "e2el".
 
-    Empty if the metric needs two output tokens and the request has one.
+    The result is empty if the metric needs two output tokens and the request has one.
     """
     match metric:
         case "ttft":
@@ -136,9 +136,9 @@ def _gaps(record: Record) -> list[float]:
 
 
 def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> list[tuple[str, float]]:
-    """Return mean, median, standard deviation and percentiles of a metric, whose values are `seconds`.
+    """Return the mean, median, standard deviation and percentiles of a metric. `seconds` are its values.
 
-    Each is a pair of a field's name, such as "mean_ttft_ms", and its value in milliseconds.
+    Each result is (field's name, such as "mean_ttft_ms", value in milliseconds).
     """
     known = seconds or (0.0,)
     named = [
@@ -151,9 +151,9 @@ def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]
 
 
 def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
-    """Return how many requests met all limits. `most` maps "ttft", "tpot" or "e2el" to its limit in milliseconds.
+    """Return how many requests met all limits. `most` maps "ttft", "tpot" or "e2el" to a limit in milliseconds.
 
-    A request with one output token has 0 as its time per output token.
+    The time per output token is 0 for a request with one output token.
     """
     kept = 0
     for one in records:
@@ -163,9 +163,9 @@ def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
 
 
 def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
-    """Return the peak output throughput: the largest number of tokens that were generated in one second.
+    """Return the largest number of tokens that were generated in one second.
 
-    Only whole seconds after the first request's start are compared.
+    Seconds are counted from the start of the first request.
     """
     if not records:
         return 0.0

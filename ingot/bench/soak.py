@@ -22,11 +22,12 @@ _PATIENCE_SECONDS = 300.0
 class Outcome:
     """What happened to one request of a soak test. Times are in seconds from the beginning of the test.
 
-    first       time of its first token; nan if it has none, or if its output was not streamed
-    tokens      number of generated tokens of all its sequences
-    token_ids   output of a probe (a request that also ran alone, to compare the outputs); empty for other requests
-    ended       "stop", "length", "abort", "error" or "refused"; "" if the request has not ended
-    fault       what is wrong with the request's result, in words; "" if nothing is
+    - `first`: time of its first token; nan if it has none, or if its output was not streamed
+    - `tokens`: number of generated tokens of all its sequences
+    - `token_ids`: output of a probe (a request that is also served alone, to compare the outputs), empty for other
+      requests
+    - `ended`: "stop", "length", "abort", "error" or "refused"; "" if the request has not ended
+    - `fault`: what is wrong with the request's result, in words; "" if nothing is
     """
 
     first: float = math.nan
@@ -38,9 +39,10 @@ class Outcome:
 
 @dataclass
 class Soak:
-    """The result of a soak test: the requests in arrival order, and an outcome for each.
+    """The result of a soak test. `requests` are in order of arrival, and `outcomes` has one for each.
 
-    `most_running` and `most_waiting` are the largest numbers of requests that ran, and that waited, at the same time.
+    `most_running` is the largest number of requests that ran at one time. `most_waiting` is the largest number that
+    waited.
     """
 
     requests: Sequence[SoakRequest]
@@ -64,9 +66,11 @@ def run_soak(
 ) -> Soak:
     """Serve `requests` until all have ended, and return their outcomes.
 
-    A request is added to the engine when it arrives, and cancelled later if it has a `cancel`. `requests` are in
-    arrival order; `longest` is the maximum tokens of a sequence. The loop stops early if the engine reports no request
-    for `_PATIENCE_SECONDS`; the outcomes of the lost requests then have `ended` "". Errors of a step propagate.
+    `requests` are in order of arrival. Each is added to the engine when it arrives. A request with a `cancel` is
+    cancelled later. `longest` is the maximum number of tokens of a sequence. Errors of a step propagate.
+
+    The loop stops early if the engine reports no request for `_PATIENCE_SECONDS`. Requests that have not ended then
+    have `ended` "".
     """
     soak = Soak(requests)
     pending = deque(enumerate(requests))
@@ -152,9 +156,9 @@ def _end(output: RequestOutput) -> str:
 
 
 def output_fault(request: SoakRequest, output: RequestOutput, longest: int) -> str:
-    """Return what is wrong with the final output of a request, such as its number of tokens; "" if nothing is.
+    """Return what is wrong with the final output of a request, such as its number of tokens, or "" if nothing is.
 
-    It does not judge which tokens were generated. `longest` is the maximum tokens of a sequence.
+    The values of the generated tokens are not checked. `longest` is the maximum number of tokens of a sequence.
     """
     params = request.params
     most = min(params.max_tokens or longest, longest - len(request.tokens))

@@ -36,7 +36,7 @@ PRIORITIES = (-1, 0, 0, 0, 1)
 
 @dataclass(frozen=True)
 class Cancel:
-    """When to cancel a request: `steps` steps after its arrival. With `twice`, cancel it again at once."""
+    """When to cancel a request: after `steps` steps from its arrival. With `twice`, it is cancelled again at once."""
 
     steps: int
     twice: bool
@@ -44,12 +44,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request for `ingot.runtime.engine.Engine`, and what must happen to it in a soak test.
+    """A request for `ingot.runtime.engine.Engine` in a soak test, and what must happen to it.
 
-    arrival   seconds from the beginning of the test
-    cancel    when to cancel the request; None lets it run to its end
-    refused   True if the request can never be served, so that the engine must refuse it
-    probe     number of a probe, a request that also runs alone to compare the outputs; None for other requests
+    - `arrival`: seconds from the beginning of the test
+    - `cancel`: when to cancel the request; None lets it run to its end
+    - `refused`: True if the request can never be served, so the engine must refuse it
+    - `probe`: number of a probe (a request that is also served alone, to compare the outputs), None for other requests
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +70,10 @@ class SoakRequest:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The token ids that prompts may contain. `text` returns a token's text; None if the model has no tokenizer."""
+    """The token ids that prompts may contain. `text` returns the text of a token.
+
+    `text` is None if the model has no tokenizer.
+    """
 
     tokens: Sequence[int]
     text: Callable[[int], str] | None = None
@@ -79,9 +82,9 @@ class Vocabulary:
 def soak_requests(
     count: int, rate: float, limits: Limits, vocabulary: Vocabulary, seed: int | str
 ) -> list[SoakRequest]:
-    """Return `count` random requests in arrival order, within the engine's limits. `seed` determines all of them.
+    """Return `count` random requests in order of arrival, within the engine's limits.
 
-    They arrive as a Poisson process of `rate` requests per second.
+    They arrive as a Poisson process of `rate` requests per second. Calls with equal `seed` return equal requests.
     """
     rng = random.Random(f"{seed} requests")
     longest, tokens = limits.max_seq_len, vocabulary.tokens
@@ -95,9 +98,9 @@ def soak_requests(
 
 
 def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int | str) -> list[SoakRequest]:
-    """Return `count` greedy requests of mixed lengths, each with a prompt of its own.
+    """Return `count` probes: greedy requests of mixed lengths, each with another prompt.
 
-    A probe is served alone and again among other requests, to compare the two outputs. `tokens` are the ids that
+    A probe is served alone, and again among other requests, to compare the two outputs. `tokens` are the ids that
     prompts may contain.
     """
     rng = random.Random(f"{seed} probes")
@@ -111,9 +114,9 @@ def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int 
 
 
 def spread_in(requests: Sequence[SoakRequest], probes: Sequence[SoakRequest], seconds: float) -> list[SoakRequest]:
-    """Return requests and probes together in arrival order.
+    """Return requests and probes together in order of arrival.
 
-    The probes receive new arrivals, spread evenly over the first `seconds` of the test.
+    The arrivals of the probes are set evenly over the first `seconds` of the test.
     """
     placed = [replace(one, arrival=(index + 0.5) * seconds / len(probes)) for index, one in enumerate(probes)]
     return sorted([*requests, *placed], key=lambda one: one.arrival)
@@ -165,8 +168,8 @@ def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> Sampling
 def _stops(rng: random.Random, output: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return random stop options as arguments of SamplingParams.
 
-    Most requests only ignore the end tokens. The others have a stop string, many stop tokens, or a few stop tokens and
-    a minimum length.
+    Most requests only ignore the end tokens. The rest have a stop string, many stop tokens, or a few stop tokens and a
+    minimum length.
     """
     if rng.random() >= STOPPED:
         return {"ignore_eos": True}

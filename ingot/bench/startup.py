@@ -22,9 +22,14 @@ PHASES = {"begun": "start", "imported": "import", "loaded": "load", "first": "pr
 class Start:
     """The times of starting an artifact once in a new process, in seconds.
 
-    `first_token` is the time from the start of the process to its first token. `phases` divides this time: "start" is
-    Python's start, "import" the import of the package, "load" making the engine, and "prompt" the prompt up to its
-    first token. `loading` divides "load" further, into imports and parts of loading the model, which may overlap.
+    `first_token` is the time from the start of the process to its first token. `phases` divides this time:
+
+    - "start": the start of Python
+    - "import": the import of the package
+    - "load": making the engine
+    - "prompt": the prompt, up to its first token
+
+    `loading` divides "load" into imports and parts of loading the model. These may overlap.
     """
 
     first_token: float
@@ -33,7 +38,7 @@ class Start:
 
     @property
     def ready(self) -> float:
-        """Return the seconds from the start of the process until the process can accept requests."""
+        """Return the seconds from the start of the process until it can accept requests."""
         return self.first_token - self.phases["prompt"]
 
 
@@ -48,9 +53,9 @@ def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
 
 
 def start_of(ended: Ended) -> Start:
-    """Return the times of an engine's start from the result of its process.
+    """Return the times of an engine's start from the result of its process. The process may run any engine.
 
-    The process may run any engine. It must write the value of time.time() at the end of each phase of `PHASES`.
+    The process must write a "clock" with time.time() at the end of each phase. The keys of `PHASES` name these moments.
     """
     clock: Mapping[str, float] = ended.value["clock"]
     moments = [ended.started, *(clock[moment] for moment in PHASES)]
@@ -62,8 +67,8 @@ def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
     """Return the result fields of several starts of an artifact, all in seconds.
 
     The `warm_startup` fields are the times of making the engine, as in `vllm bench startup`. The `ready` and
-    `first_token` fields count from the start of the process. `phases` and `loading` are the parts of one start: the one
-    with the median time to its first token.
+    `first_token` fields count from the start of the process. `phases` and `loading` are from the start with the median
+    time to its first token.
     """
     loads = [one.phases["load"] for one in starts]
     middle = sorted(starts, key=lambda one: one.first_token)[(len(starts) - 1) // 2]
@@ -81,7 +86,7 @@ def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> None:
-    """Read every file in the folder, so that the system's page cache holds them all."""
+    """Read every file in the folder into the system's page cache."""
     block = bytearray(_BLOCK_BYTES)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

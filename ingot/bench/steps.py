@@ -15,13 +15,13 @@ from ingot.runtime.step import StepInputs
 class StepTimes:
     """The times of one step, in seconds. `decode` is True if the step has one token for each of its sequences.
 
-    launch   host time to launch the step; on a CPU, the whole step
-    wait     host time of waiting for the step's tokens
-    device   on a GPU, time from the step's begin to its end; None on a CPU. It includes launch time of the host while
-             the GPU was idle, so that an idle share computed from it is a lower bound
-    since    on a GPU, time from the end of the previous step to the end of this one; None unless the previous step was
-             still running when this one was launched
-    after_decode   whether that previous step was a decode step
+    - `launch`: host time to launch the step; on a CPU, the whole step
+    - `wait`: host time of waiting for the step's tokens
+    - `device`: on a GPU, time from the step's begin to its end; None on a CPU. It includes host launch time in which
+      the GPU was idle, so an idle share computed from it is a lower bound
+    - `since`: on a GPU, time from the end of the previous step to the end of this one. It is None if the host had read
+      the tokens of the previous step before it launched this one
+    - `after_decode`: whether that previous step was a decode step
     """
 
     sequences: int
@@ -34,9 +34,9 @@ class StepTimes:
 
 
 class WatchedExecutor(StepLauncher):
-    """Runs steps with another executor and records their times in `steps`, one entry for each finished step.
+    """An executor that runs steps with another executor, and records the times of each finished step in `steps`.
 
-    On a GPU, it records CUDA events on `stream`; `stream` is None on a CPU.
+    On a GPU, it records CUDA events on `stream`. On a CPU, `stream` is None.
     """
 
     def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:
@@ -96,8 +96,9 @@ class _WatchedHandle:
         return found
 
     def _seconds(self, earlier: torch.cuda.Event | None) -> float | None:
-        """Return the seconds from the CUDA event `earlier` to the end of this step; None if there are no events, as on
-        a CPU.
+        """Return the seconds from the CUDA event `earlier` to the end of this step. Without events, return None.
+
+        There are no events on a CPU.
         """
         if earlier is None or self._ended is None:
             return None
@@ -120,8 +121,7 @@ class _WatchedHandle:
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
     """Return the share of time in which the GPU idled during decode, from 0 to 1.
 
-    It is computed from pairs of consecutive decode steps, between the ends of the two. None if there are no such pairs,
-    or on a CPU.
+    It compares the ends of consecutive decode steps. Return None on a CPU, or if there are no such steps.
     """
     busy = since = 0.0
     for one in steps:
@@ -134,8 +134,8 @@ def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
 def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
     """Return a summary of a run's steps as JSON values. `duration` is the run's seconds.
 
-    Each `…_share` but `decode_idle_share` is a part of the duration. `host_share` is the part that is neither launching
-    a step nor waiting for its tokens: scheduling, outputs, and sleeping until the next arrival.
+    `launch_share` and `wait_share` are shares of the duration. `host_share` is the rest: scheduling, outputs, and
+    sleeping until the next arrival. `decode_idle_share` is a share of the time of decode steps.
     """
     launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
     device = [one.device for one in steps if one.device is not None]

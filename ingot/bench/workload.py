@@ -14,7 +14,7 @@ _LEAST_TOKENS, _MOST_PROMPT, _MOST_TOTAL = 4, 1024, 2048
 class BenchRequest:
     """A request of a benchmark: token ids of the prompt, number of tokens to generate, and arrival.
 
-    The arrival is in seconds from the beginning of the benchmark.
+    `arrival` is in seconds from the beginning of the benchmark.
     """
 
     prompt: tuple[int, ...]
@@ -53,10 +53,10 @@ def equal_lengths(count: int, prompt: int, output: int) -> list[Lengths]:
 
 
 def sharegpt_lengths(count: int, seed: int, longest: int) -> list[Lengths]:
-    """Return `count` random lengths, distributed as in ShareGPT's conversations and within the bounds of vLLM's
-    benchmark.
+    """Return `count` random lengths with the distribution of ShareGPT's conversations.
 
-    `longest` is the maximum tokens of prompt and output together. It must be at least 8, because each has at least 4.
+    They are within the bounds of vLLM's benchmark. `longest` is the maximum number of tokens of prompt and output
+    together. It must be at least 8, because each has at least 4.
     """
     rng = random.Random(seed)
     total = min(_MOST_TOTAL, longest)
@@ -75,9 +75,9 @@ def _clipped(drawn: float, most: int) -> int:
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Return the arrival of each of `count` requests, in seconds from the beginning.
 
-    `rate` is the mean number of arrivals per second; if it is infinite, all arrive at 0. As in `vllm bench serve`, the
-    gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, larger is more even, smaller has
-    bursts. The gaps are scaled so that the last request arrives at count / rate.
+    `rate` is the mean number of arrivals per second. If it is infinite, all arrive at 0. The gaps follow a gamma
+    distribution of shape `burstiness`, as in `vllm bench serve`: 1 is a Poisson process, larger is more even, smaller
+    has bursts. The gaps are scaled so that the last request arrives at count / rate.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -101,9 +101,9 @@ def make_workload(
 ) -> list[BenchRequest]:
     """Return one request for each of `lengths`, with a prompt of random ids from `tokens`.
 
-    `arrivals` has a time for each request, in seconds; None lets all arrive at 0. The first `shared_prefix` tokens are
-    equal in all prompts and count towards their lengths. Two workloads with one `seed` begin with equal tokens, so that
-    a prefix cache would find those of the first in the second.
+    `arrivals` has a time for each request, in seconds. None means that all arrive at 0. The first `shared_prefix`
+    tokens are equal in all prompts, and count towards their lengths. Two workloads with one `seed` have equal first
+    tokens. A prefix cache that has served the first workload would find them in the second.
     """
     rng = random.Random(seed)
     prefix = tuple(rng.choices(tokens, k=shared_prefix))

@@ -17,7 +17,8 @@ _PIPE_WIDTH = 1 << 16
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a rich console for stdout, or stderr: coloured on a terminal, plain text of any width in a pipe."""
+    """Return a rich console for stdout or stderr. On a terminal it prints colours, in a pipe plain text of any
+    width."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -31,8 +32,9 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> "Table":
-    """Return a table of `rows` without ruled lines. A column name that ends in ">" aligns its column right. Cells are
-    literal text.
+    """Return a table of `rows` without ruled lines. Cells are literal text.
+
+    A column is aligned right if its name ends in ">".
     """
     from rich.table import Table
     from rich.text import Text
@@ -48,7 +50,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> "Table":
-    """Return a table with one row for each pair of a name and a value, the names in bold."""
+    """Return a table with a row for each (name, value) pair. Names are bold."""
     from rich.text import Text
 
     made = table(("", ""), [(Text(name, "bold"), value) for name, value in rows])
@@ -57,7 +59,7 @@ def facts(rows: Sequence[tuple[str, object]]) -> "Table":
 
 
 def print_table(out: "Console", made: "Table") -> None:
-    """Print a table. Into a pipe, print it without blanks at the ends of lines."""
+    """Print a table. In a pipe, lines end without blanks."""
     if out.is_terminal:
         out.print(made)
         return
@@ -77,20 +79,20 @@ def size_text(count: int) -> str:
 
 
 class ByteCount(int):
-    """A number of bytes, printed as in "13.6 MB". Callers of a progress callback pass it to count bytes."""
+    """A number of bytes that prints as in "13.6 MB". A progress callback gets it for phases that count bytes."""
 
     def __str__(self) -> str:
         return size_text(self)
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """Return counts as text, the largest first, as in "reference 40, inductor 25"; "none" if `counts` is empty."""
+    """Return counts as text, largest first, as in "reference 40, inductor 25". Return "none" if `counts` is empty."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value to stdout, in ASCII so that it works with every terminal encoding."""
+    """Print one JSON value to stdout. The text is ASCII, so that it works with every terminal encoding."""
     sys.stdout.write(json_text(value))
 
 
@@ -100,7 +102,7 @@ def json_text(value: Any) -> str:
 
 
 def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
-    """Print the text of programs: unchanged into a pipe, coloured on a terminal.
+    """Print the text of programs: coloured on a terminal, unchanged in a pipe.
 
     On a terminal, line n is dimmed if `dim[n]` is true.
     """

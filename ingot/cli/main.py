@@ -78,7 +78,10 @@ def compile_model_main() -> None:
 
 
 def run(app: App, arguments: Sequence[str]) -> int:
-    """Run one command line of `app`, report errors on stderr, and return the exit code. Raises SystemExit only."""
+    """Run one command line of `app`. Report errors on stderr, and return the exit code.
+
+    SystemExit is the only exception that is raised.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A terminal or pipe without Unicode still receives the text, with escapes where needed.
         if hasattr(stream, "reconfigure"):
@@ -91,7 +94,7 @@ def run(app: App, arguments: Sequence[str]) -> int:
 
 
 def _refuse(app: App, error: CycloptsError) -> int:
-    """Print the error of a command line that does not parse, with the command's usage, and return the exit code."""
+    """Print the error of a command line that cannot be parsed, with the command's usage. Return the exit code."""
     at = app
     for name in error.command_chain or ():
         at = at[name]
@@ -142,5 +145,6 @@ def _complain(message: str) -> None:
 
 
 def _drop_stdout() -> None:
-    """Discard buffered output after writing to stdout failed, since Python would try again and fail again at exit."""
+    """Discard buffered output after a write to stdout failed. Otherwise Python would write it again at exit, and fail
+    again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

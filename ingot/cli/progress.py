@@ -19,15 +19,16 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Do nothing: a progress callback for callers that show no progress."""
+    """Do nothing. This is the progress callback of callers that show no progress."""
 
 
 @contextlib.contextmanager
 def live_progress() -> Iterator[OnProgress]:
-    """Yield a callback that shows progress on stderr: a live line per phase on a terminal, plain lines in a pipe.
+    """Yield a callback that shows progress on stderr. A terminal gets a live line for each phase, a pipe gets plain
+    lines.
 
-    The callback takes a phase's name, the steps done and the total. `compile_model`, for example, takes it as
-    `progress`.
+    The callback takes the name of a phase, the number of steps done, and the number of all steps. It is passed, for
+    example, as the argument `progress` of `compile_model`.
     """
     screen = console(stderr=True)
     if screen.is_terminal:

@@ -28,11 +28,12 @@ _WIDE = "decode-512", 512
 def bucket_classes(
     target: Target, backends: Sequence[Backend], max_tokens: int, max_batch: int, *, deterministic: bool
 ) -> tuple[BucketClass, ...]:
-    """Return the bucket classes (ranges of step sizes, each compiled on its own) of an artifact, smallest steps first.
+    """Return the bucket classes of an artifact, smallest steps first. A class is a range of step sizes.
 
-    They cover steps of up to `max_tokens` tokens and `max_batch` sequences. Decode classes use kernels for few tokens;
-    the class "extend" covers larger steps. If none of `backends` generates code, one class, "any", covers all steps. In
-    deterministic mode, each class accepts only backends whose result for a sequence does not depend on the batch.
+    Each class is compiled on its own. Together they cover steps of up to `max_tokens` tokens and `max_batch` sequences.
+    Decode classes use kernels for few tokens. The class "extend" covers larger steps. If none of `backends` generates
+    code, one class, "any", covers all steps. In deterministic mode, each class accepts only backends that are
+    batch-invariant.
     """
     features = owed_features(deterministic=deterministic)
     if not any(isinstance(backend, LibraryBuilder | RegionCompiler) for backend in backends):

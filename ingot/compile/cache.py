@@ -10,9 +10,9 @@ from ingot.ir.errors import OutputError
 
 
 def cache_root() -> Path:
-    """Return the root folder of Ingot's cache: the variable INGOT_CACHE, or else `ingot` in the user's cache folder.
+    """Return the root folder of Ingot's cache: $INGOT_CACHE, or else `ingot` in the user's cache folder.
 
-    The user's cache folder follows the XDG base directory specification.
+    The user's cache folder is $XDG_CACHE_HOME, or else ~/.cache.
     """
     if root := os.environ.get("INGOT_CACHE"):
         return Path(root).absolute()
@@ -20,10 +20,9 @@ def cache_root() -> Path:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder `kind` of Ingot's cache, such as "exe" or "artifacts". Make it, with mode 0700, if it is
-    missing.
+    """Return the folder `kind` of Ingot's cache, such as "exe" or "artifacts". Make it if it is missing.
 
-    Raises OutputError if it cannot be made.
+    Its mode is 0700. Raises OutputError if it cannot be made.
     """
     folder = cache_root() / kind
     try:
@@ -38,9 +37,9 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the file `path` inside the block; other processes wait for it. It ends too if this process dies.
+    """Hold a lock on the file `path` inside the block. Other processes wait for it.
 
-    Raises OutputError if the file cannot be made.
+    The lock also ends if this process dies. Raises OutputError if the file cannot be made.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

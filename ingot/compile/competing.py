@@ -12,8 +12,8 @@ from ingot.ir.machine.target import Target
 def competing(choice: str, target: Target) -> tuple[Backend, ...]:
     """Return the backends that may compute calls for a target. `choice` is the value of --backend, such as "auto".
 
-    Raises OptionError for an unknown choice. Raises TargetError for "inductor" if Inductor cannot compile for the
-    target on this machine.
+    Raises OptionError for an unknown choice. Raises TargetError if `choice` is "inductor" and Inductor cannot compile
+    for the target on this machine.
     """
     known = choices(target.device)
     if choice not in known:
@@ -32,7 +32,7 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
 def _check_inductor_compiles(target: Target) -> None:
     """Raise TargetError if Inductor cannot compile for the target on this machine.
 
-    Only `--backend inductor` needs this check: under "auto", other backends take the place of Inductor.
+    Only `--backend inductor` needs this check. With "auto", other backends replace Inductor.
     """
     from ingot.backends.inductor.emit_cuda import missing_here
 
@@ -46,13 +46,14 @@ def _check_inductor_compiles(target: Target) -> None:
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
     """Return the backends with these names for a device, "cpu" or "cuda".
 
-    The first name is the leader, which every constructor receives: some backends accept more calls if they lead.
+    The first of `names` is the leader. Some backends accept more calls if they lead, so all constructors receive its
+    name.
     """
     return tuple(_made(name, device, names[0]) for name in names)
 
 
 def backend_named(name: str, device: str) -> Backend:
-    """Return the backend `name` for a device, "cpu" or "cuda", for compiling code with it."""
+    """Return the backend `name` for a device, "cpu" or "cuda". The caller compiles code with it."""
     return _made(name, device, leader="")
 
 
@@ -64,10 +65,9 @@ def _made(name: str, device: str, leader: str) -> Backend:
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
-    """Return a backend that compiles its kernels with the tile sizes `choices`; `backend` itself if it has no tile
-    sizes.
+    """Return a backend that compiles its kernels with the tile sizes `choices`.
 
-    Raises OptionError for sizes that its kernels do not support.
+    A backend without tile sizes is returned unchanged. Raises OptionError for sizes that its kernels do not support.
     """
     return backend.with_choices(choices) if choices and isinstance(backend, Tunable) else backend
 
@@ -75,7 +75,7 @@ def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     """Return the backends of `--backend auto` that can compile for `target` on this machine.
 
-    Also return a dict of the others: why a backend is not available, by its name.
+    The second result maps the name of each other backend to the reason why it is not available.
     """
     made: list[Backend] = []
     unavailable: dict[str, str] = {}

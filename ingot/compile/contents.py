@@ -43,8 +43,8 @@ def write_program(
 ) -> None:
     """Write program.ir, plan.json and choices.json.
 
-    `lowered` maps an entry (program of the model, such as "main") to the result of its passes. `choices` maps the id of
-    an executable to the tile sizes of its kernels.
+    `lowered` maps an entry (a program of the model, such as "main") to the result of its passes. `choices` maps the id
+    of an executable to the tile sizes of its kernels.
     """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
@@ -55,8 +55,8 @@ def write_program(
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
     """Write the record of every pass, and return the seconds that this took.
 
-    `level` is "full", "summary" or "none". `lowered` maps an entry (program of the model, such as "main") to the result
-    of its passes.
+    `level` is "full", "summary" or "none". `lowered` maps an entry (a program of the model, such as "main") to the
+    result of its passes.
     """
     begin = time.perf_counter()
     traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
@@ -74,11 +74,11 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Return the value of choices.json, which says for each call which backend was chosen and why.
+    """Return the value of choices.json: for each call, which backend was chosen and why.
 
-    Its keys are the titles of lowered programs, such as "decode" or "draft@decode". A value has the backend of each
-    node, the candidates with their costs, and the refusals with their reasons. It also has the tile sizes and the
-    weights that are stored twice. `tiles` maps the id of an executable to the tile sizes of its kernels.
+    A key is the title of a lowered program, such as "decode" or "draft@decode". A value has the backend of each node,
+    the candidates with their costs, and the refusals with their reasons. It also has the tile sizes, and the weights
+    that are stored twice. `tiles` maps the id of an executable to the tile sizes of its kernels.
     """
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
@@ -103,21 +103,21 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
-    """Return the cost of each backend that can compute a call, by the call's node and the backend's name.
+    """Return the costs of the backends that can compute each call, as {node of the call: {backend: cost}}.
 
-    A call inside a region has one cost for each backend, even if the program calls the region several times.
+    A call inside a region is one key, even if the program calls the region several times.
     """
     return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
 
 
 def _calls(program: Program) -> Iterator[fx.Node]:
-    """Yield the calls of a program, then the calls inside its regions."""
+    """Yield the calls of a program, then the calls inside its regions (groups of calls compiled together)."""
     bodies = (region.body for region in program.regions.values())
     return (node for one in (program, *bodies) for node in one.calls())
 
 
 def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
-    """Yield each call that several backends can compute on its own, not as a part of a region.
+    """Yield each call that several backends can compute on its own, without other calls.
 
     The second value is the backends' times, or the reason why they were not timed.
     """
@@ -127,14 +127,15 @@ def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
 def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
     """Return the times by which backends of calls were chosen, in all programs.
 
-    They were measured by this compile or come from a tuning log. Calls whose backends were not timed are left out.
+    This compile measured them, or they come from a tuning log (the times of an earlier compile). Calls whose backends
+    were not timed are left out.
     """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tile sizes of a program's kernels, by the name of a region or, outside regions, by the node of a call.
+    """Return the tile sizes of a program's kernels, by the name of a region. Outside regions, the key is a call's node.
 
     `tiles` maps the id of an executable to the tile sizes of its kernels.
     """
@@ -160,10 +161,10 @@ def write_timings(
     recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
-    """Write timings.json: the path of the checkpoint, and where the compile's time went.
+    """Write timings.json: the path of the checkpoint, and how long each part of the compile took.
 
-    `phases` are seconds by phase of the compile, and `recording` the seconds of writing the trace. `instructions` has
-    the times of the golden run's instructions, by bucket class (range of step sizes), such as "decode".
+    `phases` are the seconds of each phase, and `recording` the seconds of writing the trace. `instructions` are the
+    times of the instructions in a short run of the artifact, by bucket class (range of step sizes), such as "decode".
     """
     writer.write_json(
         "timings.json",
@@ -192,11 +193,11 @@ def write_timings(
 
 
 def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
-    """Run the artifact `sealed`, before it is published, and write its logits' digests as the golden run.
+    """Run the artifact `sealed` before it is published, and write digests of its logits (the golden run).
 
     Return the times of its instructions by bucket class (range of step sizes). If there is no golden run, return the
-    reason as text: this machine lacks the memory to serve the artifact, or no entry returns logits. Raises IngotError
-    if the artifact does not run.
+    reason as text: this machine lacks the memory to serve the artifact, or no program of it returns logits. Raises
+    IngotError if the artifact does not run.
     """
     try:
         loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)

@@ -41,13 +41,17 @@ from ingot.rounding.check import RoundingCheck
 class CompileReport:
     """The result of a compile, as `compile_model` returns it.
 
-    `seconds` are by phase. `regions` counts the calls of regions over all bucket classes, `distinct_regions` the
-    different executables, and `cached_executables` those of them that the cache had. `second_copies` are the weights
-    stored in two layouts. `numerics` is None unless `check_numerics` was set.
-    `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
-    `notes` say which parts of the checkpoint are ignored or read differently from how they are written.
-    `rounding` holds the scores of the fusions; its `risks` were skipped.
-    `no_golden_run` says why the golden run was skipped, so that `ingot verify` has nothing to repeat; "" if it ran.
+    - `seconds`: the time of each phase
+    - `regions`: the number of calls of regions (calls compiled together), over all bucket classes (ranges of step
+      sizes)
+    - `distinct_regions`: the number of different executables (compiled code) of regions
+    - `cached_executables`: how many of these the cache had
+    - `second_copies`: the weights that are stored in two layouts
+    - `numerics`: None unless `check_numerics` was set
+    - `origin`: the commit of a checkpoint on the hub, as "org/name@COMMIT"; "" for a local folder
+    - `notes`: parts of the checkpoint that are ignored, or read differently from how they are written
+    - `rounding`: the scores of the fusions; its `risks` were skipped
+    - `no_golden_run`: why the golden run, which `ingot verify` repeats, was skipped; "" if it ran
     """
 
     output: Path
@@ -73,7 +77,7 @@ class CompileReport:
 class _Clock:
     """Measures the phases of a compile. `seconds` has the time of each phase by name, in order.
 
-    When a phase starts, `progress` is called.
+    It calls `progress` when a phase starts.
     """
 
     progress: OnProgress
@@ -115,31 +119,41 @@ def compile_model(
 ) -> CompileReport:
     """Compile the Hugging Face checkpoint `checkpoint` into the artifact folder `output`.
 
-    `checkpoint` is a local folder, or else the name of a repository on the Hugging Face hub, "org/name"; the files that
-    compiling needs are downloaded into the hub's cache. `revision` is its branch, tag or commit (default: main).
-    `target` is "auto" (this machine's GPU if it has one, else its CPU), "cpu", "cuda", or a GPU's capability such as
-    "sm_90", which need not be present; `backend` selects the backends that may compute for it.
-    `max_seq_len` bounds prompt plus output (default: the model's own limit), `max_batch` the sequences and `max_tokens`
-    the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences than tokens).
-    `dtype` "auto" keeps the checkpoint's. `kv_cache_dtype` "fp8" stores keys and values in eight bits, with the
-    checkpoint's scales or else 1.0; "auto" stores them in the model's dtype. `deterministic` uses only backends
-    with results that do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their
-    size: above 1.0 a weight may be stored in a second layout. `passes` edits the pipeline
-    ("default,-name,name{option=value}").
-    `mesh` sets the sizes of a mesh's axes, as in {"tp": 2}; such an artifact can be inspected but not served yet.
-    `trace` sets the record of the passes in the artifact: "full" the program before and after each pass, "summary" the
-    passes' changes without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or the content of
-    one: the compile takes tile sizes of kernels and backends of calls from it. `tune` times those that the log lacks,
-    on this machine's GPU, which must be the target's; the cache keeps the results. `checkpoints` maps aliases of
-    additional checkpoints that the model's definition needs, such as a separately trained draft, to folders or hub
-    names. `keep_risky_fusions` makes every fusion, also those that would break the contract for rounding with these
-    weights; otherwise the compile computes their calls separately and reports it. `jobs` bounds the compiler processes
-    (default: the cores).
-    `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError if
-    one breaks it.
-    `progress` is called with a phase's name, the steps done and the total. `on_pass` is called with the program before
-    and after each pass; the latter's `history` ends in the pass's record.
     Nothing is visible at `output` until the artifact is complete. Raises IngotError.
+
+    - `checkpoint`: a local folder, or else a repository on the Hugging Face hub, "org/name". The files that compiling
+      needs are downloaded into the hub's cache
+    - `revision`: a branch, tag or commit of the repository (default: main)
+    - `target`: "auto" (this machine's GPU if it has one, else its CPU), "cpu", "cuda", or a GPU's capability such as
+      "sm_90". That GPU need not be present
+    - `backend`: selects the backends that may compute for the target
+    - `dtype`: "auto" keeps the checkpoint's dtype
+    - `kv_cache_dtype`: "auto" stores keys and values in the model's dtype. "fp8" stores them in eight bits, with the
+      checkpoint's scales or else 1.0
+    - `max_seq_len`: the most tokens of prompt plus output (default: the model's limit)
+    - `max_batch`, `max_tokens`: the most sequences and the most tokens of a step. The defaults are 256 and 8192 on a
+      GPU, 64 and 2048 on a CPU. There are at most as many sequences as tokens
+    - `deterministic`: use only backends with results that do not depend on the batch
+    - `weight_budget`: the most memory for weights, in multiples of their size. Above 1.0, a weight may be stored in a
+      second layout
+    - `passes`: edits the pipeline, as in "default,-name,name{option=value}"
+    - `mesh`: the sizes of a mesh's axes, as in {"tp": 2}. Such an artifact can be inspected, but not served yet
+    - `trace`: what the artifact records of the passes. "full" is the program before and after each pass, "summary" only
+      the changes, "none" nothing
+    - `tuning_log`: an artifact, its tuning.json, or the content of one. The compile takes tile sizes of kernels and
+      backends of calls from it
+    - `tune`: time the tile sizes and backends that the log lacks, on this machine's GPU, which must be the target's.
+      The cache keeps the results
+    - `checkpoints`: folders or hub names of additional checkpoints that the model's definition needs, such as a
+      separately trained draft, by alias
+    - `keep_risky_fusions`: also make fusions that would break the contract for rounding with these weights. Without it,
+      the compile computes their calls separately and reports them
+    - `jobs`: the most compiler processes (default: the cores)
+    - `check_numerics`: measure every pass against its numerics contract on sample inputs, and raise NumericsError if
+      one breaks it
+    - `progress`: called with the name of a phase, the steps done and the total
+    - `on_pass`: called with the program before and after each pass. The `history` of the second one ends in the pass's
+      record
     """
     # Open the output first, so that an unwritable path fails before minutes of compiling.
     with ArtifactWriter(output) as writer:
@@ -176,11 +190,10 @@ def compile_cached(
     progress: OnProgress = no_progress,
     **options: Any,
 ) -> Path:
-    """Return the path of the cached artifact of `checkpoint`, a folder or a hub name. If the cache lacks it, compile
-    it.
+    """Return the path of the cached artifact of `checkpoint`, a folder or a hub name.
 
-    The compile cache's key is the `request_key`, a digest of the checkpoint and all options. `options` are keyword
-    arguments of `compile_model`. Two processes that need the same artifact compile it once.
+    If the cache lacks it, it is compiled. The cache's key is the `request_key`, a digest of the checkpoint and all
+    options. `options` are keyword arguments of `compile_model`. Two processes that need one artifact compile it once.
     """
     request = Request.read(checkpoint, progress=progress, **options)
     key = request.key(request.trace())
@@ -284,8 +297,8 @@ def _few_collections() -> Iterator[Callable[[], None]]:
     """Disable Python's cyclic garbage collection until the caller calls the function that this yields.
 
     That function enables it again, but excludes the objects made so far (`gc.freeze`) until the block ends. Programs
-    are many small long-lived objects: scanning them repeatedly takes a fifth of the time of tracing and passes. Their
-    garbage is some 50 MB for 32 layers; the large weights come later.
+    are many small long-lived objects. Repeated scans of them take a fifth of the time of tracing and passes. Their
+    garbage is some 50 MB for 32 layers. The large weights come later.
     """
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
 
@@ -306,8 +319,9 @@ def _few_collections() -> Iterator[Callable[[], None]]:
 
 
 def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
-    """Write the files of the executables, the JSON documents that determine their cache keys, and the tokenizer's
-    files.
+    """Write the files of the executables and of the tokenizer.
+
+    Also write the JSON documents whose digests are the executables' cache keys.
     """
     for executable in plans.all_executables():
         folder = f"exe/{request.target.name}/{executable.id}"
@@ -321,7 +335,7 @@ def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, pla
 def _golden_run(
     request: Request, writer: ArtifactWriter, sealed: Sealed, clock: _Clock
 ) -> tuple[Mapping[str, InstructionSeconds], str]:
-    """Run the artifact `sealed` once and store the results, which `ingot verify` compares (the golden run).
+    """Run the artifact `sealed` once and store digests of its results, which `ingot verify` compares (the golden run).
 
     Return the times of its instructions by bucket class (range of step sizes), and "". If there is no golden run,
     return an empty dict and the reason.

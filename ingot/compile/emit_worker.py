@@ -49,12 +49,14 @@ def main() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
-    """Carry out one request of the compile, and return a dict with the result under one key.
+    """Carry out one request of the compile, and return its result under one key.
 
-    "choice"      the fastest tile sizes of a kernel
-    "times"       the times of a call, by backend
-    "workspace"   the peak bytes that a call of an executable allocates
-    "executable"  the executable that was compiled
+    The key is one of these:
+
+    - "choice": the fastest tile sizes of a kernel
+    - "times": the times of a call, by backend
+    - "workspace": the peak bytes that a call of compiled code allocates
+    - "executable": the description of the code that was compiled
     """
     from ingot.compile.competing import backend_named, with_choices
 
@@ -94,7 +96,10 @@ def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Targe
 
 
 def _measured(backend: Backend, request: Mapping[str, Any], target: Target) -> Choice:
-    """Time tile sizes for the kernel and the problem that the request names, and return the fastest."""
+    """Time tile sizes of a kernel, and return the fastest. `request` names the kernel and the problem.
+
+    A problem is the sizes and dtypes of a call.
+    """
     assert isinstance(backend, Tunable)
     (choice,) = read_choices(request["choices"])
     return backend.measure(choice, target, request["measure"])

@@ -28,17 +28,16 @@ from ingot.ir.text import print_program
 class Emitter:
     """Compiles regions (calls that one compiler compiles together) in up to `jobs` worker processes.
 
-    Executables that the cache holds are not compiled again. `backends` maps names to backends; `tuner`, if set,
-    replaces them by backends with timed tile sizes. `on_done` is called with the number of finished regions and the
-    total.
+    Executables that the cache holds are not compiled again. `backends` maps names to backends. With a `tuner`, they use
+    timed tile sizes. `on_done` is called with the number of finished regions and the total.
 
     The other fields describe the executables so far, by id:
 
-    folders    the cache folder with the executable's files
-    documents  the JSON document whose digest is the id
-    choices    the tile sizes of its kernels
-    seconds    the time of compiling it
-    hits       the ids of executables that the cache held
+    - `folders`: the cache folder with the executable's files
+    - `documents`: the JSON document whose digest is the id
+    - `choices`: the tile sizes of its kernels
+    - `seconds`: the time of compiling it
+    - `hits`: the ids of executables that the cache held
     """
 
     backends: Mapping[str, Backend]
@@ -61,14 +60,14 @@ class Emitter:
             worker.close()
 
     def warm_up(self) -> None:
-        """Start half of the worker processes now: they import their compilers while the caller traces the model."""
+        """Start half of the worker processes now. They import their compilers while the caller traces the model."""
         compilers = [backend.name for backend in self.backends.values() if isinstance(backend, RegionCompiler)]
         # Half of them: tracing needs its share of the machine, and the cache may already hold everything.
         while compilers and len(self._workers) < max(1, self.jobs // 2):
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: LibraryBuilder) -> Executable:
-        """Return the executable of a backend's kernel library. If the cache lacks it, build it in this process.
+        """Return a backend's kernel library as an Executable. If the cache lacks it, build it in this process.
 
         Building takes about a second, and the worker processes are busy. Raises IngotError.
         """
@@ -87,16 +86,18 @@ class Emitter:
         return executable
 
     def tune(self, regions: Sequence[Region]) -> None:
-        """Replace `backends` by backends with timed tile sizes for the kernels of these regions. Without `tuner`, do
-        nothing.
+        """Time tile sizes for the kernels of these regions (calls compiled together), if there is a `tuner`.
+
+        `backends` are then replaced by backends that use the fastest tile sizes.
         """
         if self.tuner is not None:
             self.backends = self.tuner.tuned(self.backends, regions)
 
     def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
-        """Return the executable of each region, by the region's name. Compile those that the cache lacks, in parallel.
+        """Return the executable (compiled code) of each region, by the region's name.
 
-        Raises BackendError with the compiler's reason.
+        A region is calls that one compiler compiles together. If the cache lacks some executables, they are compiled in
+        parallel. Raises BackendError with the compiler's reason.
         """
         self.tune(regions)
         results: dict[str, Executable] = {}
@@ -115,10 +116,10 @@ class Emitter:
         return results
 
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the peak bytes that a call of each region's executable allocates, by the region's name.
+        """Return the peak bytes that a call of each region's compiled code allocates, by the region's name.
 
-        `sizes` are the sizes of dims in this call, such as T (tokens) and B (sequences). If the cache has no result, a
-        worker process calls the executable once.
+        A region is calls that one compiler compiles together. `sizes` maps dims, such as T (tokens) and B (sequences),
+        to their sizes in this call. If the cache has no result, a worker process calls the code once.
         """
         results: dict[str, int] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
@@ -135,19 +136,18 @@ class Emitter:
         return results
 
     def key(self, region: Region) -> str:
-        """Return the key under which the cache keeps code and times of the one call in `region`.
+        """Return the cache key for code and times of the one call in `region`.
 
-        It is the id of the call's executable, or of the kernel library of its backend. For a backend that builds
-        nothing, it is a digest of the call and the backend.
+        It is the id of the call's compiled code, or of its backend's kernel library. If the backend builds nothing, it
+        is a digest of the call and the backend.
         """
         backend = self.backends[region.backend]
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """Time the only call in `body` with each candidate backend, in a worker process. Return JSON of the times, by
-        backend.
+        """Time the only call in `body` with each backend in `candidates`, in a worker process.
 
-        Raises BackendError if a backend fails.
+        Return the times as JSON, by backend. Raises BackendError if a backend fails.
         """
         if not self._workers:
             self._workers.append(Worker(candidates[0].backend))
@@ -170,7 +170,7 @@ class Emitter:
         return key
 
     def _found(self, key: str) -> None:
-        """Record that the cache held the executable `key`, unless this compile built it itself."""
+        """Record that the cache held the executable (compiled code) `key`, unless this compile built it."""
         if self.seconds.setdefault(key, 0.0) == 0.0:
             self.hits.add(key)
 
@@ -192,8 +192,9 @@ class Emitter:
         self._share(regions, ask)
 
     def _share(self, regions: Sequence[Region], ask: Callable[["Worker", Region], None]) -> None:
-        """Call `ask(worker, region)` once for each region, in parallel: each worker process takes the next region that
-        is left.
+        """Call `ask(worker, region)` once for each region (calls compiled together), in parallel.
+
+        A worker process that is free takes the next region.
         """
         # Long bodies first, so that the last one to finish is short.
         tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
@@ -223,9 +224,10 @@ class Emitter:
     def _ask(
         self, worker: "Worker", region: Region, key: str, sizes: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
-        """Send a region to a worker process and return its JSON answer.
+        """Send a region (calls compiled together) to a worker process, and return its JSON answer.
 
-        It contains the executable or, if `sizes` are passed, the peak bytes that a call of the executable allocates.
+        The answer has the executable (compiled code). If `sizes` are passed, it has the peak bytes that a call of the
+        executable allocates.
         """
         return worker.ask(
             {

@@ -27,12 +27,15 @@ _TIMES = TypeAdapter(tuple[BackendTime, ...])
 
 
 def executable_folder(key: str) -> Path:
-    """Return the cache folder for the files of the executable `key`. It need not exist."""
+    """Return the cache folder for the files of the executable `key`. It may be missing."""
     return cache_folder("exe") / key
 
 
 def find_executable(key: str) -> Executable | None:
-    """Return the executable `key` from the cache; None if the cache lacks it or one of its files is damaged."""
+    """Return the executable (compiled code) `key` from the cache.
+
+    Return None if it is missing, or if one of its files is damaged.
+    """
     folder = executable_folder(key)
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -44,27 +47,27 @@ def find_executable(key: str) -> Executable | None:
 
 
 def build_executable(backend: Compiler, body: Program, key: str, target: Target) -> Executable:
-    """Return the executable of the program `body` from the cache. If the cache lacks it, compile it with `backend`
-    first.
+    """Return the executable (compiled code) of the program `body` from the cache. If the cache lacks it, compile it.
 
-    `key` is the executable's cache key. Raises the compiler's errors.
+    `key` is the executable's cache key. `backend` compiles it. Raises the compiler's errors.
     """
     return _built(key, lambda directory: backend.emit(body, key, target, directory))
 
 
 def build_library(backend: LibraryBuilder, key: str, target: Target) -> Executable:
-    """Return the kernel library of `backend` from the cache. If the cache lacks it, build it first. `key` is its cache
-    key.
+    """Return the kernel library of `backend` from the cache. If the cache lacks it, it is built first.
+
+    `key` is its cache key.
     """
     return _built(key, lambda directory: backend.emit_library(key, target, directory))
 
 
 def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
-    """Return the executable `key` from the cache. If the cache lacks it, let `emit` build it in an empty folder first.
+    """Return the executable (compiled code) `key` from the cache. If the cache lacks it, `emit` builds it first.
 
-    The folder has one fixed path per key, because built libraries contain that path; a rename then moves it into the
-    cache. This process holds a lock while it builds. If its parent dies, the lock still keeps other processes out of
-    the folder.
+    `emit` receives an empty folder. Built libraries contain the path of that folder, so each key has one fixed path. A
+    rename then moves the folder into the cache. This process holds a lock while it builds, so other processes do not
+    use the folder. The lock outlives the death of the process's parent.
     """
     build = cache_folder("build")
     with locked(build / f"{key}.lock"):
@@ -93,8 +96,8 @@ def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
 def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | None:
     """Return the peak bytes that a call of the executable `key` allocates, as `measure_workspace` stored them.
 
-    None if they were not measured. `sizes` are the sizes of dims in this call, such as T (tokens) and B (sequences);
-    `threads` is the number of threads that run it.
+    Return None if they were not measured. `sizes` maps dims, such as T (tokens) and B (sequences), to their sizes in
+    this call. `threads` is the number of threads that run it.
     """
     try:
         found = json.loads(_workspace_file(key, sizes, threads).read_text(encoding="utf-8"))
@@ -106,8 +109,8 @@ def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | No
 def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
     """Call the executable of the program `body` once, and return the peak bytes that the call allocates.
 
-    They are also stored next to the executable in the cache. `key` is the executable's cache key, `sizes` are the sizes
-    of dims such as T (tokens), and `threads` is the number of threads. Raises BackendError if the executable is not in
+    They are also stored next to the executable in the cache. `key` is the executable's cache key. `sizes` maps dims,
+    such as T (tokens), to sizes. `threads` is the number of threads. Raises BackendError if the executable is not in
     the cache.
     """
     executable = find_executable(key)
@@ -119,7 +122,7 @@ def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping
 
 
 def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...] | None:
-    """Return the cached times of a call, one for each step size in which it was timed; None if it was not timed.
+    """Return the cached times of a call, one per step size in which it was timed. Return None if it was not timed.
 
     `key` is the cache key of the executable that computes the call. `measured` identifies the measurement: call,
     machine and step sizes.
@@ -133,8 +136,8 @@ def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...]
 def keep_times(key: str, measured: Mapping[str, Any], times: tuple[BackendTime, ...]) -> None:
     """Store the times of a call, for `find_times`, in the cache folder of the executable `key`. Raises OSError.
 
-    `measured` identifies the measurement: call, machine and step sizes. If `key` belongs to a backend that builds
-    nothing, the folder is created.
+    `measured` identifies the measurement: call, machine and step sizes. The folder is created if the call's backend
+    builds nothing.
     """
     executable_folder(key).mkdir(mode=0o700, exist_ok=True)
     _write(_times_file(key, measured), _TIMES.dump_json(times).decode())

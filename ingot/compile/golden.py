@@ -37,12 +37,12 @@ _AGAIN = "compile the model again"
 class StepOutput:
     """The results of one step in a golden run (a short run that a compile records and `ingot verify` repeats).
 
-    entry    the model's program that ran, such as "main"
-    number   index of the step among those of this entry
-    bucket   the bucket class (range of step sizes) of the step
-    logits   f32[n, vocab], with a row for each of the step's n tokens
-    tokens   the n tokens that were sampled from these rows
-    seconds  of each instruction of the step; empty if the run was not timed
+    - `entry`: the model's program that ran, such as "main"
+    - `number`: index of the step among the steps of this entry
+    - `bucket`: the bucket class (range of step sizes) of the step
+    - `logits`: f32[n, vocab], the n rows of logits that the step returned
+    - `tokens`: the n tokens that were sampled from these rows
+    - `seconds`: the time of each instruction of the step; empty if the run was not timed
     """
 
     entry: str
@@ -54,7 +54,7 @@ class StepOutput:
 
 
 def this_machine(manifest: Manifest) -> Machine:
-    """Return the processor and the thread count, on which the bits of this machine's results depend.
+    """Return the processor and the thread count of this machine. The bits of results depend on both.
 
     For an artifact for a GPU, the processor is the GPU's product name with torch's version. For a CPU, it is the fields
     of /proc/cpuinfo by which libraries choose code.
@@ -81,7 +81,7 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class InstructionSeconds:
-    """The seconds of each instruction of a bucket class (range of step sizes): medians over the class's steps.
+    """The seconds of each instruction of a bucket class (range of step sizes), each a median over several steps.
 
     `tokens` has the number of tokens of each of these steps.
     """
@@ -92,9 +92,10 @@ class InstructionSeconds:
 
 @dataclass(frozen=True)
 class Recording:
-    """A golden run, and the times of its instructions by bucket class (range of step sizes).
+    """A golden run (the results of a short run, which `ingot verify` repeats), and the times of its instructions.
 
-    A key of `instructions` is, for example, "decode", or "draft@decode" for the entry draft.
+    The times are by bucket class (range of step sizes). A key of `instructions` is, for example, "decode", or
+    "draft@decode" for a draft model.
     """
 
     run: GoldenRun
@@ -102,10 +103,9 @@ class Recording:
 
 
 def record(loaded: Loaded) -> Recording:
-    """Run the artifact for a few steps, as when it is served, and return the results and times to store as its golden
-    run.
+    """Run the artifact for a few steps, as when it is served, and return the results and times.
 
-    Raises IngotError if the artifact does not run.
+    They are the golden run, which `ingot verify` repeats later. Raises IngotError if the artifact does not run.
     """
     limits = loaded.limits
     buckets = [bucket.bucket for bucket in loaded.plan.buckets]
@@ -157,9 +157,10 @@ def replay(
 ) -> Iterator[StepOutput]:
     """Run the steps of `schedule` for every entry that returns logits, and yield the result of each step.
 
-    `requests` are the tokens of each request; `schedule` says how many of them each step takes. `seed` determines the
-    order in which KV cache pages are used. Steps run as captured CUDA graphs if there are any; with `timed`,
-    instruction by instruction. Raises OptionError if the KV pool cannot hold the requests.
+    An entry is a program of the model. `requests` are the tokens of each request. `schedule` says how many of them each
+    step takes. `seed` determines the order in which KV cache pages are used. Steps run as captured CUDA graphs if there
+    are any. With `timed`, they run instruction by instruction. Raises OptionError if the KV pool cannot hold the
+    requests.
     """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
@@ -177,10 +178,10 @@ def replay(
 
 
 class _Run:
-    """A function that runs one step of an executor and returns the step's outputs.
+    """A function that runs one step with `executor`, and returns the outputs of the step.
 
     `bucket` is the bucket class (range of step sizes) of the last step. With `timed`, `ticks` holds the clock before
-    the last step's first instruction and after each instruction.
+    the last step's first instruction, and after each instruction.
     """
 
     def __init__(self, executor: Executor, timed: bool) -> None:
@@ -209,7 +210,7 @@ class _Run:
 
 
 def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
-    """Return the backend of each instruction of the executor's plan, by bucket class (range of step sizes)."""
+    """Return the backend of each instruction that `executor` runs, by bucket class (range of step sizes)."""
     return {
         bucket.bucket.name: tuple(instruction.backend for instruction in bucket.instructions)
         for bucket in executor.plan.buckets
@@ -217,7 +218,7 @@ def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
 
 
 def run_files(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the manifest's entries for the files that determine a run's results: plan, weights and executables."""
+    """Return those files of the manifest that the results of a run depend on: plan, weights and compiled code."""
     return tuple(entry for entry in manifest.files if entry.path in _RUN_FILES or entry.path.startswith(_RUN_FOLDERS))
 
 
@@ -239,7 +240,10 @@ def _logit(value: float) -> Logit:
 
 
 def read_golden(artifact: Artifact) -> GoldenRun:
-    """Return the golden run that an artifact stores, checked against the artifact's limits. Raises ArtifactError."""
+    """Return the golden run (recorded results of a short run) that an artifact stores.
+
+    Raises ArtifactError if it is missing, malformed, or beyond the artifact's limits.
+    """
     path = artifact.folder / GOLDEN
     try:
         run = GoldenRun.model_validate_json(path.read_bytes())

@@ -15,15 +15,14 @@ _MOST_FED = 32
 
 
 def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch: int, page_size: int) -> Schedule:
-    """Return the steps of the golden run, chosen to reach each bucket class (range of step sizes) and a page boundary.
+    """Return the steps of the golden run. They reach each bucket class (range of step sizes) and cross a page boundary.
 
-    A step is a list of pairs: the index of a request, and how many of its next tokens the step takes. The first step
-    runs in the largest bucket class: a prompt that crosses a page boundary, together with a short one. For each smaller
-    class there is a step in which the first request continues while others start or decode. In the last steps, all
-    decode.
+    A step is a list of pairs: (index of a request, number of its next tokens that the step takes). The first step runs
+    in the largest bucket class, with a prompt that crosses a page boundary and a short prompt. Each smaller class has a
+    step in which the first request continues while others start or decode. In the last steps, all requests decode.
 
     A step has at most `_MOST_FED` tokens, unless its class requires more. A class that limits the tokens of one
-    sequence adds requests. A class that the limits `max_seq_len` and `max_batch` cannot fill gets no step.
+    sequence needs more requests. A class that the limits `max_seq_len` and `max_batch` cannot fill gets no step.
     """
     needed = sum(bucket.tokens[0] for bucket in buckets)
     together = max(-(-bucket.tokens[0] // bucket.q_max) if bucket.q_max else 1 for bucket in buckets)
@@ -38,7 +37,7 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
 
 class _Steps:
-    """Collects the steps of a schedule in `fed`. `done` has the number of tokens that each request has taken so far."""
+    """Collects the steps of a schedule in `fed`. `done` is the number of tokens that each request has taken so far."""
 
     def __init__(self, max_seq_len: int, requests: int) -> None:
         self.max_seq_len = max_seq_len
@@ -46,9 +45,10 @@ class _Steps:
         self.fed: list[list[tuple[int, int]]] = []
 
     def prefill(self, bucket: BucketClass, wanted: Sequence[int]) -> None:
-        """Add a step that runs in the bucket class `bucket`, with up to `wanted[i]` tokens of request i.
+        """Add a step that runs in the bucket class (range of step sizes) `bucket`.
 
-        If the class requires more tokens, requests take more than wanted. If that is impossible, add no step.
+        Request i takes up to `wanted[i]` tokens. If the class requires more tokens, requests take more than wanted. If
+        they have too few, no step is added.
         """
         least, most = bucket.tokens[0], min(bucket.tokens[1], max(bucket.tokens[0], _MOST_FED))
         counts = dict.fromkeys(range(len(self.done)), 0)
@@ -68,7 +68,7 @@ class _Steps:
     def decode(self, buckets: Sequence[BucketClass]) -> None:
         """Add one token for every request that is shorter than `max_seq_len`.
 
-        They form one step if one of `buckets` allows so many sequences; else each request has a step of its own.
+        The tokens form one step if one of `buckets` allows so many sequences. Otherwise each request has a step.
         """
         open_requests = [index for index, done in enumerate(self.done) if done < self.max_seq_len]
         together = any(bucket.holds(len(open_requests), 1) for bucket in buckets)

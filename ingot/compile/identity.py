@@ -56,8 +56,8 @@ _OURS = "ingot."
 def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
     """Return a JSON document of everything that determines the code of a region (calls compiled together).
 
-    Its digest is the `exe_key`, the cache key of the executable. It has no weights or names, so fine-tunes of a model
-    share executables. If `region` is None, it describes the backend's kernel library.
+    Its digest is the `exe_key`, the cache key of the executable. The document has no weights or names, so fine-tunes of
+    a model share executables. If `region` is None, it describes the backend's kernel library.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
     document = {
@@ -78,13 +78,13 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
 def choices_of(region: Region | None, backend: Backend, target: Target) -> tuple[Choice, ...]:
     """Return the tile sizes with which `backend` compiles a region.
 
-    Empty for a backend without tile sizes, and for a kernel library (`region` is None).
+    The result is empty for a backend without tile sizes. It is also empty for a kernel library (`region` is None).
     """
     return backend.choices(region.body, target) if region is not None and isinstance(backend, Tunable) else ()
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
-    """Return the cache key of a region's executable; if `region` is None, that of the backend's kernel library."""
+    """Return the cache key of a region's executable, or of the backend's kernel library if `region` is None."""
     return digest_json(exe_document(region, backend, target))
 
 
@@ -100,9 +100,9 @@ def request_document(
 ) -> Document:
     """Return a JSON document of everything that determines an artifact, before anything is compiled.
 
-    `config` holds the fields of config.json that were read; `entries` are the traced programs with their recipes.
-    `skipped_fusions` are the fusions that the compile leaves out because of the weights, as `RoundingCheck.decision`.
-    Hashing the checkpoint reads each of its bytes once.
+    `config` holds the fields of config.json that were read. `entries` are the traced programs with their recipes.
+    `skipped_fusions` (from `RoundingCheck.decision`) are the fusions that the compile leaves out because of the
+    weights. Each byte of the checkpoint is read once, for digests.
     """
     load_user_ops()
     tokenizer = sorted(checkpoint.tokenizer_files.items())
@@ -130,19 +130,18 @@ def request_document(
 
 
 def _plain(document: Document) -> Document:
-    """Return the document with plain JSON values, as if it had been written to a file and read again.
+    """Return the document as plain JSON values, as if it had been written to a file and read again.
 
-    Infinity, which JSON lacks and some config.json files contain, becomes a string.
+    Infinity becomes a string. JSON lacks it, and some config.json files contain it.
     """
     plain: Document = json.loads(json.dumps(document), parse_constant=str)
     return plain
 
 
 def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
-    """Return a JSON document of the pass pipeline.
+    """Return a JSON document of the pass pipeline: the options of each pass by its name, and the order of passes.
 
-    It has the options of each pass under the pass's name. Under "order" it lists each stage with the passes that lead
-    to it.
+    The key "order" has a list for each stage of a program: the stage, and the passes that lead to it.
     """
     passes: Document = {}
     for phase in pipeline:
@@ -174,17 +173,17 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
-    """Return the digests of the files that define the user's own ops among `ops`, by module name. Ingot's ops are left
-    out.
+    """Return the digests of the files that define the user's ops among `ops`, by module name.
+
+    Ingot's ops are left out.
     """
     return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
 
 
 def _format_sources() -> dict[str, str]:
-    """Return the digests of the files that define the user's own packings (orders of quantized weights), by module
-    name.
+    """Return the digests of the files that define the user's packings, by module name.
 
-    Ingot's packings are left out.
+    A packing is the order in which a quantized weight is stored. Ingot's packings are left out.
     """
     made = [function for one in PACKINGS.values() for function in (one.pack, one.unpack)]
     return _module_sources({one.__module__: one.__code__.co_filename for one in made})

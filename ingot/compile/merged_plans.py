@@ -13,18 +13,18 @@ from ingot.passes.plan_memory import weight_bytes
 
 
 def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
-    """Return the params that stay in memory while serving, by name.
+    """Return the params that stay in memory while serving, by name: all that any program reads.
 
-    They are the params that any program reads: `lowered` has one for each bucket class of each entry, such as "main".
+    `lowered` maps an entry, such as "main", to its programs, one for each bucket class (range of step sizes).
     """
     return merged_params(program for one in lowered.values() for program in one.programs.values())
 
 
 def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
-    """Return the plans of a model, one for each entry (program of the model, such as "main" or a draft model).
+    """Return the plans (the instructions for all steps) of a model, one for each entry.
 
-    `order` names the entries that run in each step, in order. Raises VerifyError if two entries define a state of the
-    same name differently.
+    An entry is a program of the model, such as "main" or a draft model. `order` names the entries that run in each
+    step, in order. Raises VerifyError if two entries define a state of one name differently.
     """
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
@@ -47,9 +47,10 @@ def _check_states(lowered: Mapping[str, Lowered]) -> None:
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
-    """Return the plan of one entry from its programs, one for each bucket class (range of step sizes).
+    """Return the plan (the instructions for all steps) of one entry, a program of the model such as "main".
 
-    Fields of the plan that do not depend on the bucket class are equal in all programs.
+    `programs` has a lowered program for each bucket class (range of step sizes). Fields of the plan that do not depend
+    on the bucket class are equal in all of them.
     """
     plans = [program.plan for program in programs if program.plan is not None]
     executables: dict[str, Executable] = {}
@@ -70,9 +71,9 @@ def _merged_plan(programs: list[Program]) -> Plan:
 
 
 def _widest(output: str, types: Sequence[str]) -> str:
-    """Return the type among `types` that also admits the values of all the other types.
+    """Return the type among `types` that also admits the values of all other types.
 
-    `types` are the types of the output `output` in each bucket class.
+    `types` are the types of the output `output` in each bucket class (range of step sizes).
     """
 
     def wider(one: str, other: str) -> str:
@@ -82,15 +83,14 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Return the memory that an entry needs: for each field, the maximum over its bucket classes (ranges of step
-    sizes).
+    """Return the memory that an entry (a program of the model) needs: the maximum of each field of `memories`.
 
-    The cache groups are equal in all classes.
+    `memories` has one item for each bucket class (range of step sizes). The cache groups are equal in all.
     """
     names = [name for name in ResidentMemory.model_fields if name != "groups"]
     return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})
 
 
 def _with_weights(plan: Plan, size: int) -> Plan:
-    """Return the plan with `size` as its bytes of weights in memory, which are those of all entries."""
+    """Return the plan of one program with `size` as its bytes of weights. All programs of the model share weights."""
     return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})

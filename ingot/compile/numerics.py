@@ -39,18 +39,18 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """The effect of one pass on the logits of sample inputs, as absolute errors unless said otherwise.
+    """The effect of one pass on the logits of sample inputs. Numbers are absolute errors unless said otherwise.
 
-    numerics  the pass's numerics contract: EXACT, ROUNDING or LOSSY
-    changed   False if the pass left the program unchanged; then nothing was computed
-    meaning   change of the logits when both programs are computed in float64
-    before    error against float64 of the program before the pass
-    error     the number that the contract bounds. EXACT: change of the computed logits. ROUNDING: error of the new
-              program against float64. LOSSY: equal to `meaning`
-    relative  `error` as a multiple of the largest logit
-    allowed   maximum of `error`; None if the contract sets none
-    lost      number of logits that were not finite before the pass; they are excluded
-    kl        KL divergence in nats, for a LOSSY pass; None for others
+    - `numerics`: the pass's numerics contract: EXACT, ROUNDING or LOSSY
+    - `changed`: False if the pass left the program unchanged; then nothing was computed
+    - `meaning`: change of the logits when both programs are computed in float64
+    - `before`: error of the program before the pass, against float64
+    - `error`: the number that the contract bounds. EXACT: change of the computed logits. ROUNDING: error of the new
+      program against float64. LOSSY: equal to `meaning`
+    - `relative`: `error` as a multiple of the largest logit
+    - `allowed`: maximum of `error`; None if the contract sets none
+    - `lost`: number of logits that were not finite before the pass; they are excluded
+    - `kl`: KL divergence in nats, for a LOSSY pass; None for others
     """
 
     name: str
@@ -71,11 +71,12 @@ class PassNumerics:
 class NumericsReport:
     """The numerics of a compile, measured on sample requests with the real weights.
 
-    sample      lengths of the sample requests, in tokens
-    passes      effect of each pass, in order
-    overflows   where the model itself overflows before any pass, by entry (program of the model, such as "main")
-    weights     statistics of the weights
-    unmeasured  why an entry was not measured, by entry
+    - `sample`: lengths of the sample requests, in tokens
+    - `passes`: effect of each pass, in order
+    - `overflows`: the first overflow of the traced model, before any pass, by entry (a program of the model, such as
+      "main")
+    - `weights`: statistics of the weights
+    - `unmeasured`: why an entry was not measured, by entry
     """
 
     sample: tuple[int, ...]
@@ -85,7 +86,7 @@ class NumericsReport:
     unmeasured: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values, with null for infinities and NaN, which JSON lacks."""
+        """Return the report as JSON values. Infinities and NaN, which JSON lacks, become null."""
         return {
             "sample": list(self.sample),
             "passes": [_finite(asdict(one)) for one in self.passes],
@@ -98,7 +99,7 @@ class NumericsReport:
 class NumericsCheck:
     """Measures every pass of a compile against its numerics contract (EXACT, ROUNDING or LOSSY), on sample inputs.
 
-    Call `begin` first, then `on_pass` for each pass. `read` returns the checkpoint tensor of a name.
+    Call `begin` first, then `on_pass` for each pass. `read` takes a name and returns the checkpoint tensor.
     """
 
     def __init__(self, model: Model, limits: Limits, read: Read) -> None:
@@ -114,7 +115,7 @@ class NumericsCheck:
         self._unmeasured = {name: reason for name, reason in found.items() if reason}
 
     def begin(self) -> None:
-        """Record the state before any pass: where the traced model overflows, and the statistics of its weights."""
+        """Record where the traced model overflows, and the statistics of its weights, before any pass."""
         self._weights = weight_statistics(self._model.entries.values(), self._read)
         for entry, program in self._model.entries.items():
             if entry in self._unmeasured:
@@ -175,10 +176,10 @@ class NumericsCheck:
         )
 
     def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
-        """Check a LOSSY pass, which may quantize weights. Raises NumericsError if more changed than their rounding.
+        """Check a LOSSY pass that quantized weights. Raises NumericsError if it changed more than their rounding.
 
-        First, each quantized weight must be within the error of its format. Second, the program after the pass must
-        compute the same as the program before it with equally rounded weights. A pass that quantized nothing is not
+        Each quantized weight must be within the error of its format. Then the program before the pass is computed with
+        equally rounded weights, and must return what the new program returns. A pass that quantized nothing is not
         checked here.
         """
         old, new = self._params.of(before), self._params.of(after)
@@ -200,10 +201,10 @@ class NumericsCheck:
             raise _broken(one, replace(problem, text=text), first_divergence(left, right))
 
     def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
-        """Return the first tensor in which the two programs differ; None if there is none.
+        """Return the first tensor in which the two programs differ, or None if there is none.
 
-        Compare them in one step of all tokens and, if that finds nothing, in the smaller steps that were measured.
-        `differs` decides whether two tensors differ.
+        The programs are compared in one step of all tokens. If that finds nothing, they are compared in the smaller
+        steps that were measured. `differs` decides whether two tensors differ.
         """
         chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
         for chunk in chunks:
@@ -220,15 +221,15 @@ class NumericsCheck:
     def _chunk(self) -> int:
         """Return how many tokens of a sequence one step takes.
 
-        The number is a multiple of the model's granule: tokens that see each other, such as a diffusion block, stay
-        together.
+        The number is a multiple of the model's granule. A granule is tokens that see each other, such as a diffusion
+        block, and stay together.
         """
         granule = math.lcm(*map(granule_of, self._model.entries.values()))
         return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
 
 
 def _unmeasured(program: Program) -> str:
-    """Return why the passes of an entry (program of the model) cannot be measured; "" if they can."""
+    """Return why the passes of an entry (a program of the model) cannot be measured, or "" if they can."""
     unknown = [name for name in program.input_types() if find_input(name) is None]
     if unknown:  # the ending reads them from rows that an earlier step of another entry wrote
         return f"its ending '{program.ending.name}' reads {', '.join(unknown)} from rows that other entries write"
@@ -238,9 +239,9 @@ def _unmeasured(program: Program) -> str:
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
-    """Return the token ids of the sample requests: up to three requests of up to 33 tokens, within the limits.
+    """Return the token ids of the sample requests, up to three requests of up to 33 tokens.
 
-    Their tokens are spread over the whole vocabulary.
+    They are within the limits. Their tokens are spread over the whole vocabulary.
     """
     lengths = [min(length, limits.max_seq_len) for length in _LENGTHS[: limits.max_batch]]
     # Two primes spread neighbouring tokens over the vocabulary and keep requests different.
@@ -251,9 +252,9 @@ def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
 
 
 class _SharedParams:
-    """Makes the params of programs from checkpoint tensors, by their recipes.
+    """Makes the params of programs from checkpoint tensors, by their recipes (the steps that make a param).
 
-    It keeps the results for the last two programs, so that the program after a pass reuses those of the program before.
+    It keeps the results for the last two programs. So the program after a pass reuses results of the program before it.
     """
 
     def __init__(self, read: Read) -> None:
@@ -282,7 +283,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(program: Program) -> str:
-    """Return a program's text without its first line, which names the program, its stage and its bucket class."""
+    """Return a program's text without its first line, which holds its name, stage and bucket class."""
     return print_program(program).partition("\n")[2]
 
 

@@ -28,9 +28,9 @@ STEPS = (1, 512)
 class OpClaims:
     """The backends that would compute one op on a target.
 
-    `backends` maps the number of tokens of a step to the backend with the lowest claimed cost. `deterministic` is the
-    backend in deterministic mode. `refusals` has the reasons why other backends refuse. If all backends refuse, the
-    backend is NONE: a program with such a call does not compile.
+    `backends` maps the number of tokens of a step to the backend with the lowest cost. `deterministic` is the backend
+    in deterministic mode. `refusals` has the reasons of the backends that refuse. If all backends refuse, the backend
+    is NONE, and a program with such a call does not compile.
     """
 
     op: str
@@ -48,10 +48,10 @@ class OpClaims:
 
 
 def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
-    """Return for each op which of `backends` would compute it on a target, and why the others refuse. Nothing is timed.
+    """Return for each op which of `backends` would compute it on a target, and why others refuse.
 
-    Each backend states its cost for one sample call of the op, in the dtype of models on the target; the lowest cost
-    wins.
+    Nothing is timed. Each backend states a cost for one sample call of the op, in the dtype of models on the target.
+    The lowest cost wins.
     """
     load_user_ops()
     _, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
@@ -76,10 +76,9 @@ def _chosen(
     *,
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return two dicts by op, for steps of `tokens` tokens: the backend with the lowest cost, and the reasons of
-    refusals.
+    """Return two dicts by op: the backend with the lowest cost, and the reasons why backends refuse.
 
-    `nodes` holds one call of each op.
+    They are for steps of `tokens` tokens. `nodes` holds one call of each op.
     """
     context = PassContext(
         target=target,
@@ -98,9 +97,9 @@ def _chosen(
 
 
 def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield each reason of a refusal once. `refusals` has the reasons for each step size, in tokens.
+    """Yield the reasons why backends refuse an op, each once. `refusals` maps a step size in tokens to reasons.
 
-    A reason that does not hold for all step sizes is followed by those for which it holds, as in "… (T=1)".
+    If a reason does not hold for all step sizes, its text ends in the sizes for which it holds, as in "… (T=1)".
     """
     for reason in dict.fromkeys(reason for reasons in refusals.values() for reason in reasons):
         where = [tokens for tokens, reasons in refusals.items() if reason in reasons]
@@ -110,8 +109,8 @@ def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
 def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) -> tuple[Program, dict[str, fx.Node]]:
     """Return a program that calls every op once, and its calls by the op's name, such as "ingot.linear".
 
-    A call has the arguments of the op's first sample, in `dtype`. Tensors among them become inputs or states of the
-    program.
+    A call has the arguments of the op's first sample (an example call for tests), in `dtype`. Its tensors become inputs
+    or states of the program.
     """
     program = Program("ops", Stage.CACHED, {})
     nodes: dict[str, fx.Node] = {}

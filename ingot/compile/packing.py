@@ -27,7 +27,7 @@ WRITERS = 3
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of `pack_weights`: the bytes of all written tensors, their number, and the number of params.
+    """The result of `pack_weights`: the bytes and the number of all written tensors, and the number of params.
 
     Several params can share one tensor.
     """
@@ -44,14 +44,15 @@ def pack_weights(
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
 ) -> Packed:
-    """Make each param's tensor by its recipe, and write it to a file weights/NNNNN.safetensors.
+    """Make the tensor of each param, and write it to a file weights/NNNNN.safetensors.
 
-    `read` returns the checkpoint tensor of a name. `on_done` is called with the number of finished params and the
-    total. weights.json records where each param is. Params with equal recipe, placement and type share a tensor.
+    The recipe of a param says how it is made of checkpoint tensors. `read` takes a name and returns the checkpoint
+    tensor. `on_done` is called with the number of finished params and the total. weights.json records where each param
+    is. Params with equal recipe, placement (distribution over a mesh) and type share a tensor.
 
-    Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors, so that a rank
-    reads only its own bytes. A recipe step with several results (a quantized weight, its scales and zeros) runs once;
-    its results are kept until the last param that needs one is written. Raises CheckpointError if a recipe's result
+    Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors. A rank then
+    reads only its bytes. A recipe step with several results (a quantized weight, its scales and zeros) runs once. Its
+    results are kept until the last param that needs one is written. Raises CheckpointError if the result of a recipe
     does not have the type of its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
@@ -90,9 +91,9 @@ def pack_weights(
 
 
 def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor`, the result of the recipe of the param `name`, in row-major layout.
+    """Return the tensor of the param `name` in row-major layout. Its recipe (the steps that make it) returned `tensor`.
 
-    Raises CheckpointError if it does not have the param's type.
+    Raises CheckpointError if `tensor` does not have the param's type.
     """
     tensor = tensor.contiguous()
     if problem := spec.type.mismatch(tensor):
@@ -103,7 +104,7 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
 class _Saving(AbstractContextManager["_Saving"]):
     """A context manager that writes safetensors files in the background, up to WRITERS at a time.
 
-    At its end it waits for all files.
+    The end of the block waits for all files.
     """
 
     def __init__(self, writer: ArtifactWriter) -> None:
@@ -119,10 +120,10 @@ class _Saving(AbstractContextManager["_Saving"]):
             self._begun.popleft().result()
 
     def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
-        """Start writing `tensors` to `file`, in the background.
+        """Start to write `tensors` to `file` in the background.
 
-        When the file is written, the dict of each tensor in `places` receives the keys "file" and "offset". Raises the
-        errors of files that were started earlier.
+        `places` has a dict for each tensor. When the file is written, the dict receives the keys "file" and "offset".
+        Raises the errors of files that were started earlier.
         """
         while len(self._begun) >= WRITERS:
             self._begun.popleft().result()
@@ -145,7 +146,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _Files:
     """Collects the tensors of one folder into files of about SHARD_BYTES. `written` counts the files.
 
-    `places` has a dict for each tensor that waits for its file; it later receives the tensor's file and offset.
+    `places` has a dict for each tensor that is not in a file yet. The dict later receives the tensor's file and offset.
     """
 
     saving: _Saving
@@ -155,7 +156,10 @@ class _Files:
     written: int = 0
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
-        """Add a tensor and return its bytes. `place` receives "file" and "offset" when the tensor's file is written."""
+        """Add a tensor, and return its size in bytes.
+
+        `place` receives "file" and "offset" when the tensor's file is written.
+        """
         # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
         taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place

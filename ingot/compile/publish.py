@@ -34,7 +34,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Sealed:
-    """An artifact that is complete but not published yet: its manifest is written. `folder` is its temporary folder."""
+    """An artifact with a written manifest that is not published yet. `folder` is its temporary folder."""
 
     folder: Path
     manifest: Manifest
@@ -42,15 +42,15 @@ class Sealed:
 
 
 class ArtifactWriter:
-    """A context manager that writes one artifact; nothing is visible at `output` before `publish` returns.
+    """A context manager that writes one artifact. Nothing is visible at `output` before `publish` returns.
 
         with ArtifactWriter(Path("pico.ingot")) as writer:
             writer.write_text("program.ir", text)
             build_id = writer.publish(manifest)
 
-    Leaving the block without `publish`, by an exception or not, removes the written files. Entering it also removes the
-    leftovers of killed writers of the same output. Raises OutputError if the output exists or cannot be written. Any
-    error inside the block that a full disk caused becomes one too.
+    If the block ends without `publish`, the written files are removed. The start of the block removes what killed
+    writers of this output have left. Raises OutputError if the output exists or cannot be written. A full disk inside
+    the block also ends in an OutputError.
     """
 
     def __init__(self, output: str | Path) -> None:
@@ -103,8 +103,9 @@ class ArtifactWriter:
             ) from error
 
     def path(self, relpath: str) -> Path:
-        """Return the path at which to write the artifact's file `relpath`, and make its folders. Raises OSError,
-        InternalError.
+        """Return the path at which to write the artifact's file `relpath`. Make its folders.
+
+        Raises OSError or InternalError.
         """
         if problem := path_problem(relpath):
             raise InternalError(f"the artifact's file name {relpath!r} is refused: {problem}")
@@ -129,15 +130,14 @@ class ArtifactWriter:
         self.write_text(relpath, dump_json(value))
 
     def sync_soon(self, relpath: str) -> None:
-        """Start to sync a written file to disk in the background. `publish` waits for it and raises its errors."""
+        """Start to sync a written file to disk in the background. `publish` waits for this and raises its errors."""
         self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
 
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
-        """Write the manifest, with the digests of all files. Later, only files that a manifest does not list may be
-        added.
+        """Write the manifest, with the digests of all files. Afterwards, only files that it does not list may be added.
 
-        `manifest.files` must be empty; the written manifest has it filled. `threads` is the number of threads that
-        compute digests; None lets `seal` choose.
+        `manifest.files` must be empty, and is filled in the written manifest. `threads` is the number of threads that
+        compute digests. None lets `seal` choose.
         """
         if self._folder is None or self._sealed is not None:
             raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and seal once")
@@ -157,11 +157,10 @@ class ArtifactWriter:
         return self._sealed
 
     def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
-        """Make the artifact visible at `output`, and return its `build_id`. If `manifest` is passed, call `seal` with
-        it first.
+        """Make the artifact visible at `output`, and return its `build_id`.
 
-        Write the checksums, sync all files to disk, and rename the temporary folder. Raises OutputError if `output`
-        exists by now.
+        If `manifest` is passed, `seal` is called with it first. This writes the checksums, syncs all files to disk, and
+        renames the temporary folder. Raises OutputError if `output` exists by now.
         """
         sealed = self._sealed if manifest is None else self.seal(manifest, threads)
         if self._folder is None or sealed is None:
@@ -191,7 +190,7 @@ class ArtifactWriter:
         return build_id
 
     def _listed(self) -> list[str]:
-        """Return the relative paths, sorted, of the written files that the manifest must list."""
+        """Return the sorted relative paths of the written files that the manifest must list."""
         assert self._folder is not None
         return [relpath for relpath in _files(self._folder) if relpath not in UNLISTED]
 
@@ -215,7 +214,7 @@ def _exists(output: Path, when: str = "already") -> OutputError:
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether a full disk caused `error`.
 
-    The error's causes and their messages are searched too, because libraries wrap such errors.
+    Libraries wrap such errors, so the error's causes and their messages are searched too.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
@@ -260,8 +259,9 @@ def _remove_stale(parent: Path, name: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock an open file without waiting. Return True if it is locked now, False if another process holds it, and None
-    if the file system has no locks (some network file systems).
+    """Lock an open file without waiting. Return True if it is locked now, and False if another process holds it.
+
+    Return None if the file system has no locks, as some network file systems.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +283,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the relative paths of all files in a folder and its subfolders, sorted.
+    """Return the sorted relative paths of all files in a folder and its subfolders.
 
     Raises InternalError for a link or a special file.
     """

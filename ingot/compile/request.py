@@ -53,10 +53,13 @@ DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 class Request:
     """A compile request with checked options, before anything is traced or compiled.
 
-    `origin` is the checkpoint's commit on the hub, as in "org/name@COMMIT", and "" for a local folder. `spec` describes
-    the model, and `limits` the sequence length and step sizes. `decided` are backends of calls that a tuning log fixes:
-    the given log, or that of an artifact compiled again. `options` are the arguments of `compile_model` as JSON values,
-    with "auto" and defaults resolved. Reading them again returns an equal request.
+    - `origin`: the checkpoint's commit on the hub, as "org/name@COMMIT"; "" for a local folder
+    - `spec`: the description of the model
+    - `limits`: the sequence length and step sizes
+    - `decided`: calls whose backends a tuning log fixes. It is the log of the user, or of an artifact that is compiled
+      again
+    - `options`: the arguments of `compile_model` as JSON values, with "auto" and defaults resolved. `Request.read` with
+      them returns an equal request
     """
 
     checkpoint: Checkpoint
@@ -99,11 +102,9 @@ class Request:
         keep_risky_fusions: bool = False,
         progress: OnProgress = no_progress,
     ) -> "Request":
-        """Read the checkpoint's configuration, check every option of `compile_model` against it, and return the
-        request.
+        """Read the checkpoint's configuration, check every option of `compile_model`, and return the request.
 
-        A hub checkpoint's weights are downloaded only after its configuration and the options pass the checks. Raises
-        IngotError.
+        The weights of a hub checkpoint are downloaded only after these checks. Raises IngotError.
         """
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
@@ -182,8 +183,8 @@ class Request:
     def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
         """Return the request that `artifact` was compiled from, to compile it again.
 
-        `checkpoint` replaces the recorded checkpoint, for example if it has moved. Raises ArtifactError if the artifact
-        does not record the request, and CheckpointError if the checkpoint is missing.
+        `checkpoint` replaces the recorded checkpoint, for example if that has moved. Raises ArtifactError if the
+        artifact does not record the request, and CheckpointError if the checkpoint is missing.
         """
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
@@ -229,9 +230,7 @@ class Request:
         return model
 
     def notes(self, model: Model) -> tuple[str, ...]:
-        """Return texts for the user: which parts of the checkpoint are ignored, or are read differently from how they
-        are written.
-        """
+        """Return texts for the user about parts of the checkpoint that are ignored, or not read as they are written."""
         config, notes = self.checkpoint.config, []
         if names := [" ".join(name.split())[:60] for name in ignored_fields(config, self.spec)]:
             notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
@@ -246,18 +245,24 @@ class Request:
         return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
 
     def rounding(self, model: Model) -> RoundingCheck:
-        """Score the pipeline's fusions with the model's weights. If risky fusions are kept, nothing is scored."""
+        """Score the rounding errors of the pipeline's fusions with the model's weights.
+
+        With `keep_risky_fusions`, nothing is scored.
+        """
         return RoundingCheck(()) if self.keep_risky_fusions else self.score_fusions(model)
 
     def score_fusions(self, model: Model, folder: str = "") -> RoundingCheck:
-        """Score the pipeline's fusions with the model's weights. `folder` is as in `check_rounding`."""
+        """Score the rounding errors of the pipeline's fusions with the model's weights.
+
+        `check_rounding` describes `folder`.
+        """
         passes = [one for phase in self.pipeline() for one in phase.passes]
         return check_rounding(model, passes, self.checkpoint.read, folder)
 
     def identity(self, model: Model, rounding: RoundingCheck | None = None) -> Document:
-        """Return everything that determines the artifact. Reads every byte of the checkpoint once.
+        """Return a JSON document of everything that determines the artifact. Reads every byte of the checkpoint once.
 
-        `rounding` is what the method of that name returned, if the caller has it already.
+        `rounding` is the result of the method `rounding`. None means that it is computed.
         """
         # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
         # the digests of the checkpoints.
@@ -281,8 +286,8 @@ class Request:
     def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
         """Return the bucket classes (ranges of step sizes, each compiled on its own) of an entry, smallest steps first.
 
-        An entry is one of the model's programs. If its inputs have no tokens, its number of sequences is the size of a
-        step.
+        An entry is one of the model's programs. If its inputs have no tokens, the size of a step is its number of
+        sequences.
         """
         limits = self.limits
         tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch
@@ -290,9 +295,9 @@ class Request:
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the first value of --backend that selects the same backends as `choice`.
+    """Return the first value of --backend that means the same backends as `choice`.
 
-    `choices` maps each value of --backend to the backends that it selects.
+    The artifact records this name. `choices` maps each value of --backend to the backends that it selects.
     """
     return next(name for name, among in choices.items() if among == choices[choice])
 
@@ -316,10 +321,9 @@ def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
 
 
 def _compiled_from(artifact: Artifact) -> str:
-    """Return the folder of the checkpoint that an artifact was compiled from. If the folder is gone, return its hub
-    name.
+    """Return the folder of the checkpoint that an artifact was compiled from.
 
-    Raises CheckpointError if the folder is gone and the checkpoint has no name on the hub.
+    If the folder is gone, return the checkpoint's name on the hub. Raises CheckpointError if it has none.
     """
     path = artifact.folder / TIMINGS
     timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}

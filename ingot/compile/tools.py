@@ -14,7 +14,7 @@ _EXTRA = "pip install 'ingot[cuda]'"
 def tools_found() -> dict[str, str]:
     """Return a text for each compiler or package that compiling may use, by its name.
 
-    The text has the version and path or, if the tool is missing, what does not work without it.
+    The text has the version and the path. For a missing tool, it says what does not work.
     """
     return {name: look() for name, look in _TOOLS.items()}
 

@@ -16,7 +16,7 @@ Read = Callable[[str], torch.Tensor]
 class Measure:
     """A statistic of a weight, and what a large value means.
 
-    If the value exceeds `bound`, the rewrites named in `risky` lose accuracy. `source` says where the bound comes from.
+    If the value exceeds `bound`, the rewrites in `risky` lose accuracy. `source` says where the bound comes from.
     """
 
     name: str
@@ -77,8 +77,8 @@ MEASURES: Mapping[str, Measure] = {
 class WeightStatistic:
     """One statistic over all params of a kind: params whose names differ only in the layer number.
 
-    `value` is the largest value; the param `param` of layer `layer` has it. `params` is the number of params of the
-    kind, and `exceed` how many of them exceed the bound of `measure`.
+    `value` is the largest value. It belongs to the param `param` of layer `layer`. `params` is the number of params of
+    the kind, and `exceed` is how many of them exceed the bound of `measure`.
     """
 
     measure: Measure
@@ -97,7 +97,7 @@ class WeightStatistic:
 def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
     """Return the statistics of the weights of traced programs. Only one weight is in memory at a time.
 
-    `read` returns the checkpoint tensor of a name.
+    `read` takes a name and returns the checkpoint tensor.
     """
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name, spec, role in _params(programs):
@@ -121,10 +121,10 @@ _ROLES: Mapping[str, str] = {"rms_norm": "gain", "layer_norm": "gain", "linear":
 
 
 def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]:
-    """Yield the name, the spec and the role of each param that is the weight of a norm, a linear or the embedding.
+    """Yield (name, spec, role) for each param that is the weight of a norm, a linear or the embedding.
 
-    The role is "gain" for a norm, "matrix" for a linear and "embedding". A weight that embedding and linear share is an
-    "embedding".
+    The role is "gain" for a norm, "matrix" for a linear, and "embedding". A weight that embedding and linear share has
+    the role "embedding".
     """
     found: dict[str, tuple[ParamSpec, str]] = {}
     for program in programs:
@@ -160,8 +160,8 @@ def _rms(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> float:
-    """Return the largest quotient of elements of `above` and `below`. A quotient with the divisor zero counts as 0.
+    """Return the largest quotient of elements of `above` and `below`. A quotient with divisor zero counts as 0.
 
-    Rows of zeros have a statistic of their own.
+    Another statistic counts rows of zeros.
     """
     return float(torch.where(below > 0, above / below, 0.0).max())

@@ -18,7 +18,7 @@ _STDERR_TAIL = 2000
 
 
 class Worker:
-    """A worker process of a compile. It first imports the compiler of `backend`; then `ask` sends requests to it."""
+    """A worker process of a compile. It imports the compiler of `backend`, and then answers the requests of `ask`."""
 
     def __init__(self, backend: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -43,7 +43,7 @@ class Worker:
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request to the process, wait, and return its answer.
 
-        Raises the IngotError that the process reports, or BackendError if the process died.
+        Raises the IngotError that the process reports. Raises BackendError if the process died.
         """
         self._send(request)
         self._waiting += 1

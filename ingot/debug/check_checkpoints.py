@@ -12,10 +12,14 @@ from ingot.rounding.check import RoundingCheck
 def check_all(
     checkpoints: Sequence[str], *, progress: OnProgress = no_progress, **options: Any
 ) -> Mapping[str, RoundingCheck]:
-    """Return the check of each checkpoint by its name as given. `options` are those of `Request.read`.
+    """Check how risky each fusion is with the weights of each checkpoint. Return a mapping from checkpoint to its
+    check.
 
-    Traces all checkpoints before it scores the first. Raises IngotError for the first bad one: OptionError without
-    checkpoints or if one is given twice, CheckpointError for tensors that no score can be computed with.
+    Keys are the names in `checkpoints`. `options` are the arguments of `Request.read`. All checkpoints are traced
+    before the first one is checked.
+
+    Raises OptionError if no checkpoint is given, or if one is given twice. Raises CheckpointError if the tensors of a
+    checkpoint cannot be used to compute scores.
     """
     if not checkpoints:
         raise OptionError("no checkpoint to check", expected="one or more checkpoint folders, or names on the hub")

@@ -22,11 +22,11 @@ _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class PairDiff:
-    """The difference between two programs of the same entry (such as `main`) and bucket class (a range of step sizes).
-    True if they differ.
+    """The difference between two programs of one entry (such as `main`) and bucket class (a range of step sizes). True
+    if they differ.
 
-    `before` and `after` are the programs' names, as `ingot inspect` shows them. If one of the compared artifacts lacks
-    the program, its name is None; the pair then counts as different, although `diff` is empty.
+    `before` and `after` are the programs' names in `ingot inspect`. The name is None if that artifact lacks the
+    program. Then the pair counts as different, although `diff` is empty.
     """
 
     before: str | None
@@ -49,8 +49,8 @@ class PairDiff:
 class SidesDiff:
     """All differences between two artifacts, two steps of a compile, or two program files. True if there are any.
 
-    `before` and `after` are the names of what was compared. `facts` are differences in manifests, plans and weights,
-    and `programs` the pairs of programs with their differences.
+    `before` and `after` are the names of what was compared. `facts` are differences in manifests, plans and weights.
+    `programs` are the compared pairs of programs.
     """
 
     before: str
@@ -85,9 +85,9 @@ class SidesDiff:
 def diff_sides(before: Side, after: Side) -> SidesDiff:
     """Compare two artifacts, two steps of a compile, or two program files.
 
-    Programs of the same entry and bucket class (a range of step sizes) are compared. A program that has not been split
-    by bucket class is compared with the programs of all classes. Of two whole artifacts, manifests, plans and weights
-    are compared too.
+    Programs of the same entry (such as `main`) and bucket class (a range of step sizes) are compared. A program from
+    before the split into classes is compared with the programs of all classes. If both sides are whole artifacts, their
+    manifests, plans and weights are compared too.
     """
     one, other = before.programs, after.programs
     pairs = tuple(
@@ -114,8 +114,11 @@ def _name(key: ProgramKey | None) -> str | None:
 def _pairs_of_keys(
     before: Iterable[ProgramKey], after: Iterable[ProgramKey]
 ) -> Iterator[tuple[ProgramKey | None, ProgramKey | None]]:
-    """Yield the pairs of programs to compare. A program is identified by its entry (such as `main`) and its bucket
-    class (a range of step sizes). If only one side has a program, the other item of its pair is None."""
+    """Yield the pairs of programs to compare, each program as its key.
+
+    A key is the entry (such as `main`) and the bucket class (a range of step sizes). If only one side has a program,
+    the other item of the pair is None.
+    """
     ours, theirs = list(before), list(after)
     if len(ours) == len(theirs) == 1:
         yield ours[0], theirs[0]
@@ -154,8 +157,11 @@ def _text(value: Any) -> str:
 
 
 def _plan_facts(artifact: Artifact) -> dict[str, str]:
-    """Return the facts of an artifact's plans that its programs do not show: memory, numbers of instructions, and the
-    backends of executables. Keys are names such as "main memory outputs", values are texts."""
+    """Return facts of an artifact's plans that its programs do not show, as texts.
+
+    The facts are memory, numbers of instructions, and the backends of executables. Keys are names such as "main memory
+    outputs".
+    """
     facts: dict[str, str] = {}
     for position, plans in read_plan_file(artifact).positions.items():
         at = "" if position == ALL else f"{position} "
@@ -177,8 +183,11 @@ def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
-    """Return the differences between the weights of two artifacts: those of another type or recipe, but not those that
-    only have another name. If there are none, but the weight files differ, return one difference that says so."""
+    """Return the differences between the weights of two artifacts: weights with another type or recipe.
+
+    A weight that only has another name is no difference. If there are no differences, but the weight files differ,
+    return one difference that says so.
+    """
     one, other = _weights(before), _weights(after)
     made = [set(weights.values()) for weights in (one, other)]
     found = []
@@ -193,8 +202,7 @@ def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
 
 
 def _weights(artifact: Artifact) -> dict[str, str]:
-    """Return a text for each weight of an artifact, by the weight's name: dtype, shape, placement on the mesh, and
-    recipe."""
+    """Return a mapping from the name of each weight to a text: dtype, shape, placement on the mesh, and recipe."""
     try:
         entries = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
     except ValidationError as error:

@@ -32,15 +32,15 @@ from ingot.runtime.plan_file import read_plan_file
 def explain(
     path: str | Path, requested: RequestedStep | None = None, *, measure: bool = False, trace: Path | None = None
 ) -> Explained:
-    """Report the costs of an artifact's calls and the decisions of passes. Weights and machine code are not opened,
-    unless the step is measured.
+    """Report the costs of an artifact's calls, and the decisions of its passes.
 
-    `requested` is the step shape to compute costs for. By default, each bucket class (a range of step sizes) gets its
-    largest step if that has few tokens, else a step of 512 tokens. With `measure`, the step runs on this machine's GPU.
-    `trace` is a file to write a profiler trace of that run to.
+    `requested` is the shape of the step that costs are computed for. By default, each bucket class (a range of step
+    sizes) gets its largest step. Only a class with large prefill steps gets a step of 512 tokens instead. With
+    `measure`, the step runs on this machine's GPU. `trace` is a file to write a profiler trace of that run to. Weights
+    and machine code are only opened to measure.
 
-    Raises ArtifactError for a malformed artifact, OptionError for an impossible step, TargetError if the step cannot
-    run here.
+    Raises ArtifactError for a malformed artifact. Raises OptionError for an impossible step. Raises TargetError if the
+    step cannot run here.
     """
     requested = requested or RequestedStep()
     artifact = open_artifact(path)
@@ -118,8 +118,10 @@ def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any
 
 
 def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
-    """Return the times of all instructions in the golden run, a short run recorded at the end of the compile, by bucket
-    class. Empty if the artifact has no timings. The file's checksum was checked when the artifact was opened."""
+    """Return the times of all instructions in the golden run, by bucket class (a range of step sizes).
+
+    The golden run is a short run at the end of the compile. The mapping is empty if it was not timed.
+    """
     timings = artifact.read_timings()
     return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
 
@@ -174,8 +176,10 @@ def _calls(
 
 
 def _passes(artifact: Artifact) -> Iterator[PassMisses]:
-    """Yield, for each run of a pass, how often it applied and why it did not apply elsewhere; equal reasons are
-    grouped. Yield nothing if the artifact has no trace of its compile."""
+    """Yield, for each run of a pass, how often it applied, and why it did not apply elsewhere.
+
+    Equal reasons are grouped. Yields nothing if the artifact has no trace of its compile.
+    """
     for run in artifact.trace if artifact.has_trace else ():
         groups: dict[str, list[Refusal]] = {}
         for refusal in run.refusals:
@@ -190,6 +194,6 @@ def _passes(artifact: Artifact) -> Iterator[PassMisses]:
 
 
 def _alike(reason: str) -> str:
-    """Replace the numbers of layers and nodes in a reason by `*`, so that equal reasons in several layers form one
+    """Replace the numbers of layers and nodes in a reason by `*`. Equal reasons in several layers then form one
     group."""
     return re.sub(r"(%[A-Za-z]\w*?)_\d+\b", r"\1_*", re.sub(r"\blayers\.\d+", "layers.*", reason))

@@ -17,16 +17,20 @@ from ingot.ir.ops.registry import Cost
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a lowered program with its cost. `op` is its printed target, and `layer` its decoder layer, None
-    outside layers. `region` is "", or the node of the region (a group of calls compiled together) that contains the
-    call.
+    """A call of a lowered program with its cost.
 
-    `claims` maps each backend to the cost that it claims for the call, or to the reason why it refused. `decision` says
-    how one of several backends was chosen. `seconds` is the median time in the golden run, the short run at the end of
-    the compile; None if it was not timed.
+    op         the name of the op or region that it calls
+    layer      its decoder layer; None outside layers
+    origin     its source line in the model definition
+    backend    the backend that computes it
+    claims     by backend: the cost that the backend offered for the call, or its reason to refuse the call
+    decision   how the backend was chosen among several
+    seconds    the median time in the golden run, a short run at the end of the compile; None if not timed
+    region     the node of the region (a group of calls compiled together) around it; "" if none
+    time       the predicted and measured times on a GPU
+    work       the facts from which the time is predicted
 
-    `time` is the predicted and measured time on a GPU, and `work` the facts that predict it. Both are None for a call
-    inside a region, and for an artifact that is not for a GPU.
+    `time` and `work` are None for a call inside a region. They are also None if the artifact is not for a GPU.
     """
 
     name: str
@@ -46,9 +50,11 @@ class Call:
 
 @dataclass(frozen=True)
 class StepShape:
-    """The shape of the step that costs are computed for. Its `tokens` are spread evenly over `sequences`, each with
-    `context` cached positions after the step. `timed` are the token counts of the steps that the golden run (at the end
-    of the compile) timed."""
+    """The shape of the step that costs are computed for.
+
+    Its `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step. The
+    golden run, at the end of the compile, has timed some steps. `timed` has their numbers of tokens.
+    """
 
     tokens: int
     sequences: int
@@ -56,16 +62,20 @@ class StepShape:
     timed: tuple[int, ...] = ()
 
     def pages(self, page_size: int) -> int:
-        """Return the number of KV cache pages of all sequences together. A sequence does not share pages, so its last
-        page may be partly filled."""
+        """Return the number of KV cache pages of all sequences together.
+
+        Sequences share no pages, so the last page of each may be partly filled.
+        """
         return self.sequences * math.ceil(self.context / page_size)
 
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The costs of a step of one bucket class (a range of step sizes that share a lowering). `calls` are in program
-    order; the calls inside a region follow the call of the region. `time` is the time of the whole step, None if the
-    artifact is not for a GPU."""
+    """The costs of a step of one bucket class (a range of step sizes that share a lowering).
+
+    `calls` are in program order. Calls inside a region (a group of calls compiled together) come after the region's
+    call. `time` is the time of the whole step. It is None if the artifact is not for a GPU.
+    """
 
     entry: str
     bucket: str
@@ -74,8 +84,11 @@ class BucketCosts:
     time: StepTime | None = None
 
     def total(self) -> Cost:
-        """Return the sum of the costs of all calls. Calls inside a region are left out, since the call of the region
-        has their cost; values that stay inside it need no memory traffic."""
+        """Return the sum of the costs of all calls.
+
+        Calls inside a region are left out, since the region's call has their cost. Values that stay inside a region
+        cost no memory traffic.
+        """
         return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
 
     def seconds(self) -> float | None:
@@ -88,7 +101,10 @@ _COSTS = TypeAdapter(BucketCosts)
 
 @dataclass(frozen=True)
 class NearMisses:
-    """The nodes at which a pass nearly applied, but did not for one `reason`: their number, and the first `node`."""
+    """Nodes where a pass nearly applied, but did not for one `reason`.
+
+    `count` is their number, and `node` the first of them.
+    """
 
     count: int
     reason: str
@@ -97,9 +113,11 @@ class NearMisses:
 
 @dataclass(frozen=True)
 class PassMisses:
-    """One run of a pass on an entry (such as `main` or a draft model): the number of rewrites that it made (`matches`),
-    and the nodes at which it nearly applied (`misses`). `bucket` is the bucket class (a range of step sizes), None for
-    a pass that runs once for all classes."""
+    """One run of a pass on an entry (such as `main` or a draft model).
+
+    `matches` is the number of rewrites that the pass made. `misses` are the nodes where it nearly applied. `bucket` is
+    the bucket class (a range of step sizes). It is None for a pass that runs once for all classes.
+    """
 
     name: str
     entry: str

@@ -48,11 +48,12 @@ _LENGTH_FIELDS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs between two identity documents, the JSON data whose digests are keys of the compile cache.
+    """A field that differs between two identity documents. The digest of such a JSON document is a key of the compile
+    cache.
 
-    `path` is the field's dotted path, such as "options.dtype". `before` or `after` is ABSENT if that document lacks the
-    field; the value of a file is a list of digests. `follows` is the path of another change that caused this one, "" if
-    there is none.
+    `path` is the dotted path of the field, such as "options.dtype". `before` and `after` are its values in the two
+    documents. A value is ABSENT if the document lacks the field. The value of a file is a list of digests. `follows` is
+    the path of another change that caused this one, "" if there is none.
     """
 
     path: str
@@ -75,7 +76,7 @@ class Change:
 
 
 def _is_digest(value: Any) -> bool:
-    """Return whether a value is a digest or a list of digests, whose text is of no use in a message."""
+    """Return whether a value is a digest or a list of digests. Messages do not show digests."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in values)
 
@@ -91,8 +92,10 @@ def _shown(value: Any) -> str:
 
 
 def changes(a: Document, b: Document) -> list[Change]:
-    """Return the fields in which two identity documents differ, causes before effects. An identity document is the JSON
-    data whose digest is a key of the compile cache. An effect names its cause in `follows`."""
+    """Return the fields in which two identity documents differ, causes before effects.
+
+    The digest of such a JSON document is a key of the compile cache. An effect has the path of its cause in `follows`.
+    """
     sections = [*_SECTIONS, *sorted((a.keys() | b.keys()) - set(_SECTIONS))]
     found = [change for name in sections for change in _section(name, a.get(name, ABSENT), b.get(name, ABSENT))]
     cause = {
@@ -103,8 +106,11 @@ def changes(a: Document, b: Document) -> list[Change]:
 
 
 def _first(path: str, cause: Mapping[str, str]) -> str:
-    """Follow the causes of the change `path` back to the first one, and return its path; "" if nothing caused the
-    change. `cause` maps the path of each change to the path of its direct cause, or to ""."""
+    """Return the path of the first cause of the change `path`; "" if nothing caused it.
+
+    `cause` maps the path of each change to the path of its direct cause, or to "". The causes are followed back to the
+    first one.
+    """
     first = cause[path]
     while first and cause[first]:
         first = cause[first]
@@ -119,8 +125,11 @@ def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
 
 
 def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
-    """Yield the changes between two JSON values at `path`. Objects are compared field by field, lists in config.json
-    item by item, and all other values as a whole."""
+    """Yield the changes between two JSON values. `path` is the path of these values.
+
+    Objects are compared field by field. Lists in config.json are compared item by item. All other values are compared
+    as a whole.
+    """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted(a.keys() | b.keys()):
             yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
@@ -149,8 +158,10 @@ def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
 
 
 def _chunks(a: Any, b: Any) -> str:
-    """Return text that names the chunks in which two versions of a file differ, such as " chunks 0, 2-4". `a` and `b`
-    are the digests of the chunks. Empty if the file is a single chunk."""
+    """Return text that names the differing chunks of two versions of a file, such as " chunks 0, 2-4".
+
+    `a` and `b` are lists of the chunks' digests. The text is "" if the file is a single chunk.
+    """
     if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
         return ""
     differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]
@@ -165,8 +176,10 @@ def _chunks(a: Any, b: Any) -> str:
 
 
 def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
-    """Return whether `change` is only an effect of `cause`, such as other programs after another config. `found` lists
-    all changes in order, including these two."""
+    """Return whether `change` is only an effect of `cause`. For example, another config leads to other programs.
+
+    `found` lists all changes in order, including these two.
+    """
     path, section = change.path, change.path.partition(".")[0]
     values = (change.before, change.after) == (cause.before, cause.after)
     if path == "options.dtype":
@@ -209,5 +222,5 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
 
 
 def _is_pass(path: str) -> bool:
-    """Return whether a path names a whole pass, such as "pipeline.cse", and not one of its options."""
+    """Return whether a path names a whole pass, such as "pipeline.cse". The path of an option of a pass is longer."""
     return path.startswith("pipeline.") and path.count(".") == 1 and path != "pipeline.order"

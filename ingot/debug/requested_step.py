@@ -22,8 +22,13 @@ _EXPECTED = "as in T=32,context=512: T tokens of B sequences, and the positions 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of an artifact's steps: tokens of a sequence (`max_seq_len`), sequences in a step (`max_batch`),
-    tokens of a cache page (`page_size`), and tokens in a step (`max_tokens`)."""
+    """The limits of an artifact's steps, in tokens or sequences.
+
+    max_seq_len   tokens of a sequence
+    max_batch     sequences in a step
+    page_size     tokens in a page of the KV cache
+    max_tokens    tokens in a step
+    """
 
     max_seq_len: int
     max_batch: int
@@ -36,10 +41,10 @@ class RequestedStep:
     """The step shape that a user requests with `--step`. A field that is None gets a default.
 
     The step's `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step,
-    in pages of its own.
+    and shares no pages.
 
-    By default, each sequence has one token in a step of up to 16 tokens. The same holds in a bucket class (a range of
-    step sizes) other than the largest. Any other step has the fewest sequences that can hold its tokens.
+    By default, each sequence of a step of up to 16 tokens has one token. This is also the default in all bucket classes
+    (ranges of step sizes) except the largest. Any other step has as few sequences as can hold its tokens.
     """
 
     tokens: int | None = None
@@ -47,8 +52,10 @@ class RequestedStep:
     context: int | None = None
 
     def check(self, limits: StepLimits) -> None:
-        """Raise OptionError if the requested context or number of sequences is below 1 or above the artifact's
-        limit."""
+        """Raise OptionError if a requested number is below 1 or above the artifact's limit.
+
+        The context and the number of sequences are checked.
+        """
         if self.context is not None:
             _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
         if self.sequences is not None:
@@ -66,17 +73,21 @@ class RequestedStep:
         return RequestedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
-        """Return whether steps with the requested number of tokens belong to the bucket class `bucket`, a range of step
-        sizes. True if no number is requested. Each sequence has one token unless a number of sequences is requested."""
+        """Return whether the requested step belongs to the bucket class `bucket`, a range of step sizes.
+
+        True if no number of tokens is requested. If no number of sequences is requested, each sequence has one token.
+        """
         if self.tokens is None:
             return True
         most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
         return bucket.holds(self.tokens, most)
 
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> StepShape:
-        """Return the requested shape with defaults filled in for the bucket class `bucket` (a range of step sizes).
-        `timed` are the token counts of the steps that the golden run timed; the result keeps them. Raises OptionError
-        for a step that the artifact cannot run."""
+        """Return the requested step shape, with defaults for the bucket class `bucket` (a range of step sizes).
+
+        The golden run, a short run at the end of the compile, has timed some steps. `timed` has their numbers of
+        tokens, which become a part of the result. Raises OptionError for a step that the artifact cannot run.
+        """
         each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
         cached = self.context or min(limits.max_seq_len, max(_CONTEXT, each))
         one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
@@ -99,15 +110,19 @@ class RequestedStep:
 
 
 def serving(step: StepShape, classes: Sequence[BucketClass]) -> BucketClass | None:
-    """Return the bucket class (a range of step sizes that share a lowering) in which `step` runs: the first of
-    `classes` that includes it. None if none does."""
+    """Return the bucket class (a range of step sizes) in which `step` runs.
+
+    It is the first of `classes` that includes the step; None if there is none.
+    """
     most = math.ceil(step.tokens / step.sequences)
     return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
 def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str, int]:
-    """Return the size of each symbolic dim of `program` in a step, such as T for its tokens and B for its sequences.
-    Each sequence gets one row of logits (L = B)."""
+    """Return the sizes of symbolic dims in a step, such as T for its tokens and B for its sequences.
+
+    Each sequence gets one row of logits, so L equals B.
+    """
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
@@ -115,8 +130,10 @@ def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str
 
 
 def limits_of(artifact: Artifact) -> StepLimits:
-    """Read the limits of an artifact's steps from its manifest. Raises ArtifactError if a limit is missing or below
-    1."""
+    """Read the limits of an artifact's steps from its manifest.
+
+    Raises ArtifactError if a limit is missing or below 1.
+    """
     names = ("max_seq_len", "max_batch", "page_size", "max_tokens")
     return StepLimits(*(_limit(artifact, name) for name in names))
 

@@ -16,7 +16,10 @@ ProgramKey = tuple[str, str | None]  # entry and bucket class (None before the s
 @dataclass(frozen=True)
 class Side:
     """One of the two things that `ingot diff` compares: an artifact, a step of its compile, or a file of programs.
-    `label` names it in messages. `artifact` is None unless a whole artifact is compared."""
+
+    `label` names it in messages. `programs` maps (entry, bucket class) to programs. `artifact` is None unless a whole
+    artifact is compared.
+    """
 
     label: str
     programs: Mapping[ProgramKey, Program]
@@ -24,9 +27,13 @@ class Side:
 
 
 def read_side(text: str) -> Side:
-    """Read an argument of `ingot diff`: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or the name of a file of
-    programs. PASS or STAGE select the programs after that pass or stage. They may be followed by `@` and a bucket
-    class, entry or stage. Raises IngotError if that cannot be read."""
+    """Read an argument of `ingot diff` and load the programs that it names.
+
+    The argument is `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs. PASS selects the programs
+    after that pass, and STAGE the programs at the end of that stage. `@` and a name may follow, as in
+    `ARTIFACT:cse@decode`. The name selects a bucket class, an entry or a stage. Raises IngotError if the argument
+    cannot be read.
+    """
     path = Path(text)
     if path.is_dir():
         artifact = open_artifact(path)
@@ -56,9 +63,11 @@ def read_side(text: str) -> Side:
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
-    """Raise OptionError if the pass `name` made one program several times, on the way to different stages. The error
-    lists what to write instead of `text`, the argument of `ingot diff`. `which` is the part of the argument after the
-    `@`, and `found` has the titles and programs that it selects."""
+    """Raise OptionError if the pass `name` ran several times on one program, in different stages of the pipeline.
+
+    `text` is the argument of `ingot diff`, and the error lists what to write instead. `which` is the part of the
+    argument after the `@`. `found` has the titles and programs that it selects.
+    """
     keys: dict[ProgramKey, list[str]] = {}
     for key, program in found:
         keys.setdefault(_key(program), []).append(key)
@@ -72,8 +81,10 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the texts of an artifact's programs after a pass or at the end of a stage, by bucket class or entry.
-    `name` is the name of the pass or stage."""
+    """Return the texts of an artifact's programs after a pass or at the end of a stage.
+
+    `name` is the name of the pass or stage. Keys are bucket classes (ranges of step sizes), or entries such as `main`.
+    """
     from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:

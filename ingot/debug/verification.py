@@ -10,8 +10,10 @@ from ingot.ir.listing import listed
 
 
 class Promise(Enum):
-    """The guarantee for a repeated run on this machine: the same bits (BITWISE), or logits within the tolerance of the
-    model's dtype (TOLERANCE)."""
+    """What a repeated run on this machine must reproduce.
+
+    BITWISE: the same bits. TOLERANCE: logits within the tolerance of the model's dtype.
+    """
 
     BITWISE = "bitwise"
     TOLERANCE = "tolerance"
@@ -19,11 +21,11 @@ class Promise(Enum):
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row of logits that differs too much from the golden run, the run recorded when the artifact was made. It is in
-    step `step`, for the token of request `request` at position `position`.
+    """A row of logits that differs too much from the golden run. This short run was recorded at the end of the compile.
 
-    `error` is the largest difference of a recorded logit, and `allowed` its limit. `token` is the token sampled now,
-    `recorded_token` the one in the golden run.
+    The row belongs to step `step`, and to the token of request `request` at position `position`. `error` is the largest
+    difference of a recorded logit, and `allowed` its limit. `token` is the token that is sampled now. `recorded_token`
+    is the token of the golden run.
     """
 
     entry: str
@@ -43,11 +45,15 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class BucketResult:
-    """A comparison with the golden run (the run recorded when the artifact was made), for all steps of one entry and
-    bucket class (a range of step sizes). It counts steps, compared positions, and the positions with the same bits and
-    with the same token.
+    """A comparison with the golden run, a short run recorded at the end of the compile. It covers the steps of one
+    entry and bucket class (a range of step sizes).
 
-    `max_error` is the largest error of a recorded logit, and `allowed` the limit at that position.
+    steps           the number of steps
+    positions       the number of compared positions
+    bitwise_equal   the number of positions with the same bits
+    tokens_equal    the number of positions with the same token
+    max_error       the largest error of a recorded logit
+    allowed         the limit of the error at that position
     """
 
     entry: str
@@ -62,12 +68,16 @@ class BucketResult:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of repeating the golden run, the run recorded when the artifact was made. `promise` is what must be
-    equal, and `why` the reason for it.
+    """The result of repeating the golden run, a short run recorded at the end of the compile.
 
-    `changed` lists code files and backends that have changed since the recorded run. `wrong` counts the rows of logits
-    that differ too much. `first` is the first of these rows, and `first_token` the first with another token. `failure`
-    is the error that stopped the run, None if it finished.
+    promise       what the repeated run must reproduce
+    why           the reason for this promise
+    changed       code files and backends that have changed since the golden run
+    results       the comparisons, one for each entry and bucket class (a range of step sizes)
+    wrong         the number of rows of logits that differ too much
+    first         the first of these rows; None if there is none
+    first_token   the first of these rows with another token; None if there is none
+    failure       the error that stopped the run; None if it finished
     """
 
     artifact: Path
@@ -86,7 +96,8 @@ class Verification:
         return not (self.changed or self.wrong or self.failure)
 
     def error(self) -> MismatchError | None:
-        """Return the error that reports how the repeated run differs from the recorded one; None if it does not."""
+        """Return the error that reports how the repeated run differs from the golden run; None if it does not
+        differ."""
         if self.holds:
             return None
         positions = sum(result.positions for result in self.results)

@@ -25,11 +25,13 @@ from ingot.runtime.loader import Loaded, bind, check_target
 
 
 def verify(path: str | Path) -> Verification:
-    """Load an artifact, check its digests, and repeat its golden run, the run recorded when the artifact was made.
+    """Check an artifact's digests, load it, and repeat its golden run, a short run recorded at the end of the compile.
 
-    Differences from the recorded run are part of the result, not an error. If native code has changed, it is not run,
-    since it may do anything. Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for
-    one that was compiled for another kind of machine.
+    Differences from the golden run are returned, and not raised. If native code has changed, it does not run, because
+    it is not safe.
+
+    Raises ArtifactError if the artifact is damaged or has no golden run. Raises TargetError if it was compiled for
+    another kind of machine.
     """
     artifact = open_artifact(path, check=_check)
     golden = read_golden(artifact)
@@ -129,8 +131,11 @@ def _threads(count: int) -> Iterator[None]:
 
 @dataclass
 class _Rows:
-    """Compares the logits and tokens of a repeated run with the recorded ones. `promise` says whether bits must be
-    equal, and `tolerance` applies if not. `wrong` collects the rows of logits that differ too much."""
+    """Compares the logits and tokens of a repeated run with the recorded ones.
+
+    `promise` says whether the bits must be equal. If not, `tolerance` limits the errors. `wrong` collects the rows of
+    logits that differ too much.
+    """
 
     promise: Promise
     tolerance: Tolerance
@@ -171,14 +176,19 @@ class _Rows:
 
 
 def _size(row: Row) -> float:
-    """Return the largest absolute value among a row's recorded logits, ignoring infinities and NaN; 0 if none is
-    left."""
+    """Return the largest absolute value among a row's recorded logits. Infinities and NaN are ignored.
+
+    Return 0 if no other values are recorded.
+    """
     return max((abs(value) for _, value in row.top if isinstance(value, float)), default=0.0)
 
 
 def _error(logits: torch.Tensor, row: Row) -> float:
-    """Return the largest error of a row of logits. The recorded row has the top tokens with their logits. Compare the
-    logits of these tokens, and also the largest logits of both rows in order."""
+    """Return the largest error of a row of logits.
+
+    The recorded `row` has the top tokens with their logits. The logits of these tokens are compared. The largest logits
+    of both rows are compared too, in order.
+    """
     recorded = torch.tensor([float(value) for _, value in row.top], dtype=torch.float64)
     at = logits[[index for index, _ in row.top]].double()
     largest = logits.topk(len(row.top)).values.double()

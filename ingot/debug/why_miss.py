@@ -13,9 +13,12 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class NotShared:
-    """Executables (compiled regions or calls) that only one of two artifacts has. `a` and `b` are their keys in the
-    compile cache. `changes` are the fields in which the executables in `a` differ from their counterparts in `b`; empty
-    if there are no counterparts."""
+    """Executables (compiled regions or calls) that only one of two artifacts has.
+
+    `a` and `b` are the keys of the executables in the compile cache, from the first and the second artifact. `changes`
+    are the fields in which each executable in `a` differs from the most similar one in `b`. It is empty if there is
+    none to compare with.
+    """
 
     a: tuple[str, ...]
     b: tuple[str, ...]
@@ -27,7 +30,8 @@ class NotShared:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why two compiles did not share a result: the differences between their requests, and between the artifacts.
+    """Why two compiles did not share a result. It has the differences between their requests and between their
+    artifacts.
 
     keys         the keys of both requests in the compile cache, equal for equal requests
     changes      the inputs of the compile that differ, causes before effects
@@ -46,7 +50,7 @@ class Miss:
 
     @property
     def causes(self) -> tuple[Change, ...]:
-        """Return the changed inputs that are not mere effects of other changes."""
+        """Return the changed inputs that no other change caused."""
         return tuple(change for change in self.changes if not change.follows)
 
     def __bool__(self) -> bool:
@@ -70,8 +74,11 @@ class Miss:
 
 
 def why_miss(a: Artifact, b: Artifact) -> Miss:
-    """Return why artifact `b` was compiled anew although artifact `a` existed: the differences between their requests,
-    contents and executables. Raises ArtifactError if one of them does not record its request."""
+    """Return why artifact `b` was compiled although artifact `a` existed.
+
+    The result has the differences between their requests, contents and executables. Raises ArtifactError if an artifact
+    does not record its request.
+    """
     mine, theirs = _executables(a), _executables(b)
     return replace(
         why_requests_differ(identity_of(a), identity_of(b)),
@@ -83,14 +90,20 @@ def why_miss(a: Artifact, b: Artifact) -> Miss:
 
 
 def why_requests_differ(a: Document, b: Document) -> Miss:
-    """Return the differences between two compile requests. A request is given as its identity document, the JSON data
-    whose digest is its key in the compile cache."""
+    """Return the differences between two compile requests.
+
+    A request is given as a JSON document with all inputs of the compile. Its digest is the request's key in the compile
+    cache.
+    """
     return Miss((digest_json(a), digest_json(b)), tuple(changes(a, b)))
 
 
 def identity_of(artifact: Artifact) -> Document:
-    """Return an artifact's identity document: all inputs of its compile, as JSON data. The digest of this document is
-    the artifact's key in the compile cache. Raises ArtifactError if the digest does not match that key."""
+    """Return all inputs of an artifact's compile, as a JSON document.
+
+    The digest of this document is the artifact's key in the compile cache. Raises ArtifactError if it does not match
+    that key.
+    """
     stored = artifact.read_json(REQUEST)
     document = stored.get("identity") if isinstance(stored, dict) else None
     if not isinstance(document, dict) or digest_json(document) != artifact.manifest.request_key:
@@ -113,9 +126,11 @@ def _executables(artifact: Artifact) -> Mapping[str, Document]:
 
 
 def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document]) -> tuple[NotShared, ...]:
-    """Return the executables that only one of two artifacts has, paired with the most similar executable of the other.
-    Pairs with equal changes are grouped. Arguments map keys of executables to identity documents, the JSON data that
-    these keys are digests of."""
+    """Return the executables that only one of two artifacts has.
+
+    Each is paired with the most similar executable of the other artifact. Pairs with equal changes form one group. `a`
+    and `b` map the keys of executables to JSON documents. A key is the digest of its document.
+    """
     mine = {key: document for key, document in a.items() if key not in b}
     theirs = {key: document for key, document in b.items() if key not in a}
     groups: dict[tuple[str, ...], list[tuple[str, str, tuple[Change, ...]]]] = {}
@@ -135,15 +150,20 @@ def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document])
 
 
 def _distance(a: Document, b: Document) -> tuple[int, int]:
-    """Return how different two executables are, as a sort key: 1 if their backends differ, else 0; then the number of
-    lines in which their bodies differ."""
+    """Return how different two executables are, as a sort key of two numbers.
+
+    The first number is 1 if the backends differ, or if only one executable has a body. Otherwise it is 0. The second is
+    the number of lines in which the bodies differ.
+    """
     lines, others = set(a["body"] or ()), set(b["body"] or ())
     return int(a["backend"] != b["backend"] or (a["body"] is None) != (b["body"] is None)), len(lines ^ others)
 
 
 def _exe_changes(a: Document, b: Document) -> list[Change]:
-    """Return the changes between two executables, given by the JSON documents that identify them. If their bodies
-    differ, only the first differing line is reported."""
+    """Return the changes between two executables. `a` and `b` are the JSON documents that identify them.
+
+    If their bodies differ, only the first differing line is reported.
+    """
     found = changes({**a, "body": None}, {**b, "body": None})
     lines, others = a["body"] or [], b["body"] or []
     if lines == others:
@@ -158,8 +178,10 @@ def _exe_changes(a: Document, b: Document) -> list[Change]:
 
 
 def first_difference(a: Artifact, b: Artifact) -> str:
-    """Return the first file in which two artifacts differ, with the field, line or byte. If all files are equal, return
-    the first differing field of manifest.json. "" for equal artifacts."""
+    """Return text that names the first file in which two artifacts differ. The text also names the field, line or byte.
+
+    If all files are equal, return the first differing field of manifest.json. Return "" for equal artifacts.
+    """
     if a.build_id == b.build_id:
         return ""
     mine = {entry.path: entry for entry in a.manifest.files}
@@ -189,8 +211,11 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 
 
 def _first_value(path: str, a: object, b: object) -> str:
-    """Return the first difference between two JSON values as text: its path and both values; "" if they are equal.
-    `path` is the path of the values `a` and `b` themselves."""
+    """Return text for the first difference between two JSON values: its path and both values. Return "" if they are
+    equal.
+
+    `path` is the path of the values `a` and `b`.
+    """
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key

@@ -22,9 +22,9 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository on the hub: its size in bytes, and the name of its content (blob) in the hub's cache.
+    """A file of a repository on the hub. `size` is in bytes.
 
-    `blob` is "" if the hub's listing has no digest of the file.
+    `blob` is the name of its content in the hub's cache. It is "" if the hub's listing has no digest of the file.
     """
 
     size: int
@@ -33,10 +33,10 @@ class RemoteFile:
 
 @dataclass
 class _Batch:
-    """Names of files that several threads download. Each thread takes the next of `waiting` until none is left or one
-    fails.
+    """Names of files that several threads download.
 
-    `done` are the downloaded files; `failed` has each failed file with its error.
+    Each thread takes the next of `waiting`, until none is left or one fails. `done` are the downloaded files. `failed`
+    has each failed file with its error.
     """
 
     waiting: deque[str]
@@ -66,9 +66,9 @@ def download(
 ) -> None:
     """Download the files of a commit of the repository `name` into `folder`, the commit's folder in the hub's cache.
 
-    `listing` describes the commit's files by name. `batches` are lists of the file names to download; a batch begins
-    when all files of the previous batch are complete. Files that already exist are skipped, and a file appears in
-    `folder` only when it is complete. `progress` is called with the downloaded bytes and the total. Raises HubError.
+    `listing` describes the commit's files by name. `batches` are lists of file names to download. A batch begins when
+    all files of the previous batch are complete. Files that already exist are skipped. A file appears in `folder` only
+    when it is complete. `progress` is called with the downloaded bytes and the total. Raises HubError.
     """
     missing = [[file for file in batch if not (folder / file).is_file()] for batch in batches]
     files = [file for batch in missing for file in batch]
@@ -98,10 +98,10 @@ def download(
 
 
 def download_one(name: HubName, file: str) -> Path:
-    """Return the path of a small file of the repository `name` in the hub's cache. If the cache lacks it, download it
-    first.
+    """Return the path of a small file of the repository `name` in the hub's cache.
 
-    A download also makes the cache record which commit the revision (branch or tag) is. Raises HubError.
+    If the cache lacks the file, it is downloaded first. The cache then also records the commit of the revision (branch
+    or tag). Raises HubError.
     """
     with _no_bars_of_the_client():
         try:
@@ -113,7 +113,7 @@ def download_one(name: HubName, file: str) -> Path:
 def _run(batch: _Batch, get: Callable[[str], object], report: Callable[[_Batch], None]) -> None:
     """Call `get` with each file of the batch, in several threads, until all files are done or one fails.
 
-    The calling thread only waits, and calls `report` a few times a second; an interrupt ends this wait at once.
+    The calling thread only waits, and calls `report` a few times a second. An interrupt ends this wait at once.
     """
     report(batch)
     count = min(_THREADS, len(batch.waiting))
@@ -141,7 +141,7 @@ def _has_blob(blobs: Path, file: RemoteFile) -> bool:
 def _partly(blobs: Path, file: RemoteFile) -> int:
     """Return how many bytes of a file are downloaded so far.
 
-    `blobs` is the folder of the hub's cache where the hub's client writes them, to a file named `….incomplete`.
+    The hub's client writes them to a file `….incomplete` in `blobs`, a folder of the hub's cache.
     """
     if not file.blob:
         return 0
@@ -163,7 +163,7 @@ def _check_room(folder: Path, total: int) -> None:
 
 @contextmanager
 def _no_bars_of_the_client() -> Iterator[None]:
-    """Disable the progress bars of huggingface_hub inside the block: they would disturb Ingot's own progress."""
+    """Disable the progress bars of huggingface_hub inside the block, because Ingot shows its own progress."""
     if are_progress_bars_disabled():
         yield
         return

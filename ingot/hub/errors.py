@@ -27,8 +27,8 @@ _TOKEN = "set HF_TOKEN to a token of yours, or log in with `hf auth login`"
 def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
     """Return the HubError for an error that huggingface_hub raised about the repository `name`.
 
-    `file` is the file that was being fetched, or "" for looking up the repository. An unknown error counts as a network
-    error, because huggingface_hub has changed its HTTP library twice.
+    `file` is the file of a failed download. It is "" if the lookup of the repository failed. An unknown error counts as
+    a network error, because huggingface_hub has changed its HTTP library twice.
     """
     for one in _chain(error):
         found = _of_disk(one) or _of_repository(one, name) or _of_status(one, name)
@@ -51,7 +51,7 @@ def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
 def unreached(error: BaseException, name: HubName) -> str:
     """Return in words why the repository `name` could not be looked up on the hub.
 
-    The caller puts the text into a message, with what the hub's cache holds.
+    The caller's message contains this text, and the state of the hub's cache.
     """
     for one in _chain(error):
         if isinstance(one, OfflineModeIsEnabled):
@@ -62,7 +62,10 @@ def unreached(error: BaseException, name: HubName) -> str:
 
 
 def disk_full(needed: str = "") -> HubError:
-    """Return the HubError for a full disk. `needed` is appended to its message, as in ": 2 GB are to be downloaded"."""
+    """Return the HubError for a full disk.
+
+    `needed` is appended to its message, as in ": 2 GB are to be downloaded".
+    """
     return HubError(
         f"the disk is full{needed}",
         where=f"the hub's cache, {constants.HF_HUB_CACHE}",
@@ -142,7 +145,7 @@ def _page(name: HubName) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then its cause, then the cause of that, and so on."""
+    """Yield the error, its cause, the cause of that cause, and so on."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -154,8 +157,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _reason(error: BaseException) -> str:
     """Return the class and the message of the error's cause, in one line of at most 300 characters.
 
-    A LocalEntryNotFoundError is skipped, because it says only that the cache lacks a file. Its own cause is the error
-    that prevented the download.
+    A LocalEntryNotFoundError is skipped, because it says only that the cache lacks a file. The error that prevented the
+    download is its cause.
     """
     cause = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
     lines = str(cause).strip().splitlines()

@@ -21,14 +21,14 @@ _NO_NAMES = (".ingot", ".git")  # a missing artifact; the hub rejects names that
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository on the Hugging Face hub, as in "org/name", and a revision: one of its branches, tags or commits."""
+    """A repository on the Hugging Face hub, such as "org/name", with a revision: a branch, a tag or a commit."""
 
     repository: str
     revision: str = DEFAULT_REVISION
 
     @property
     def pinned(self) -> bool:
-        """Return whether the revision is a commit, given as 40 digits. A commit never changes; a branch can."""
+        """Return whether the revision is a commit, 40 hexadecimal digits. A commit never changes, but a branch can."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -36,10 +36,12 @@ class HubName:
 
 
 def hub_name(checkpoint: str | Path, revision: str | None = None) -> HubName | None:
-    """Return the hub repository that `checkpoint` names, as "org/name" or "org/name@REVISION"; None for a local path.
+    """Return the hub repository that `checkpoint` names, or None for a local path.
 
-    A Path is always local, and so is a text if a file or folder of this name exists. `revision` means the same as
-    REVISION. Raises OptionError for a local folder with a revision or for two revisions, and HubError for a name with a
+    A name is "org/name" or "org/name@REVISION". `revision` is another way to pass REVISION. A Path is always local. A
+    text is local if a file or folder of this name exists.
+
+    Raises OptionError for a local folder with a revision, and for two revisions. Raises HubError for a name with a
     slash at the end.
     """
     text = str(checkpoint)

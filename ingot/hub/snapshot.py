@@ -39,8 +39,8 @@ _OF_ALL = ".gitattributes"
 class Snapshot:
     """A commit of the repository `name`, and its folder in the hub's cache.
 
-    `folder` already has config.json; `fetch` downloads the other files. `listing` describes the commit's files on the
-    hub, by name. It is None if only the cache is used, for one of two reasons: the hub could not be reached
+    `folder` already has config.json, and `fetch` downloads the other files. `listing` describes the commit's files on
+    the hub, by name. It is None if only the cache is used. This has one of two reasons. The hub could not be reached
     (`unreached` says why), or a commit was named and the cache has all its files.
     """
 
@@ -55,7 +55,7 @@ class Snapshot:
 
     @property
     def origin(self) -> str:
-        """Return "org/name@COMMIT", a name that `LLM` and `compile-model` accept as a checkpoint."""
+        """Return "org/name@COMMIT". `LLM` and `compile-model` accept this name as a checkpoint."""
         return f"{self.name.repository}@{self.commit}"
 
     def fetch(self, progress: OnProgress) -> Path:
@@ -86,7 +86,7 @@ class Snapshot:
     def missing(self) -> list[str]:
         """Return the names of files that the checkpoint needs and the hub's cache lacks. No request is sent to the hub.
 
-        A file of `_DECISIVE` is not needed if the cache records that the repository does not have it.
+        A file of `_DECISIVE` is not needed if, according to the cache, the repository does not have it.
         """
         weights = [SINGLE]
         if (self.folder / INDEX).is_file():
@@ -98,7 +98,9 @@ class Snapshot:
         ]
 
     def unknown(self, files: Sequence[str]) -> list[str]:
-        """Return the names in `files` that the hub's cache neither holds nor records as absent from the repository."""
+        """Return those of `files` that the hub's cache does not have, and does not record as absent from the
+        repository.
+        """
         if (self.folder / _OF_ALL).is_file():
             return []
         return [file for file in files if _cached(self._pinned(), file) is None]
@@ -119,11 +121,11 @@ class Snapshot:
 
 
 def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
-    """Look up the commit of the repository and revision `name`, and return it. Download only config.json.
+    """Look up the commit of the revision `name`, and return it as a snapshot. Of its files, only download config.json.
 
-    The hub says which commit the revision is or, if it cannot be reached, its cache. If `name` has a commit and the
-    cache has all its files, no request is sent. Raises HubError, CheckpointError for a repository without safetensors,
-    and ConfigError for one without config.json.
+    The hub says which commit the revision is. If the hub cannot be reached, the hub's cache says it. No request is sent
+    if `name` has a commit and the cache has all its files. Raises HubError, CheckpointError for a repository without
+    safetensors, and ConfigError for one without config.json.
     """
     if name.pinned and (folder := _cached_folder(name)) is not None:
         here = Snapshot(name, folder)
@@ -153,7 +155,7 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
 
 
 def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
-    """Ask the hub for the commit of the revision `name`. Return the commit's id, and its files by name.
+    """Request the commit of the revision `name` from the hub. Return the commit's id, and its files by name.
 
     Raises the errors of huggingface_hub.
     """
@@ -172,7 +174,7 @@ def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 def _check_files(files: Collection[str], name: HubName) -> None:
     """Raise CheckpointError or ConfigError if Ingot cannot read a repository with these files.
 
-    `files` are their names; `name` is the repository, for the error.
+    `files` are their names. `name` is the repository, for the error's message.
     """
     where = f"{constants.ENDPOINT}/{name.repository}"
     if SINGLE not in files and INDEX not in files:
@@ -216,24 +218,26 @@ def _check_files(files: Collection[str], name: HubName) -> None:
 def _cached(name: HubName, file: str) -> Path | bool | None:
     """Return the path of a repository's file in the hub's cache.
 
-    Return False if the cache records that the repository lacks the file, and None if the cache knows nothing about it.
+    Return False if the cache records that the repository lacks the file. Return None if the cache says nothing about
+    it.
     """
     found = try_to_load_from_cache(name.repository, file, revision=name.revision)
     return Path(found) if isinstance(found, str) else None if found is None else False
 
 
 def _cached_folder(name: HubName) -> Path | None:
-    """Return the folder in the hub's cache of the commit that the revision was, when it was last looked up.
+    """Return the folder of a revision's commit in the hub's cache. The commit is the one of the last lookup.
 
-    None if the cache has no such commit, or no config.json of it.
+    Return None if the cache has no such commit, or no config.json of it.
     """
     found = _cached(name, CONFIG)
     return found.parent if isinstance(found, Path) else None
 
 
 def _remember_absence(pinned: HubName, file: str) -> None:
-    """Request `file` from the hub, although the commit `pinned` does not have it, so that the hub's cache records its
-    absence.
+    """Make the hub's cache record that the commit `pinned` has no file `file`.
+
+    This requests the file from the hub. The failed request leaves the record.
     """
     if _cached(pinned, file) is not None:
         return

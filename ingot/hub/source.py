@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Source:
     """A checkpoint, local or on the hub. `folder` has its config.json.
 
-    `snapshot` is the checkpoint's commit on the hub, from which the weights may still have to be downloaded; None for a
-    local checkpoint.
+    `snapshot` is the checkpoint's commit on the hub. Its weights may not be downloaded yet. It is None for a local
+    checkpoint.
     """
 
     folder: str | Path
@@ -24,11 +24,11 @@ class Source:
 
     @property
     def origin(self) -> str:
-        """Return the checkpoint's commit on the hub, as in "org/name@COMMIT"; "" for a local folder."""
+        """Return the checkpoint's commit on the hub, as "org/name@COMMIT", or "" for a local folder."""
         return "" if self.snapshot is None else self.snapshot.origin
 
     def fetch(self, progress: "OnProgress") -> str | Path:
-        """Return the folder with all files of the checkpoint. Download missing files first if it is on the hub.
+        """Return the folder with all files of the checkpoint. Missing files of a hub checkpoint are downloaded first.
 
         Raises HubError.
         """
@@ -38,8 +38,9 @@ class Source:
 def find_source(checkpoint: str | Path, revision: str | None, progress: "OnProgress") -> Source:
     """Find the checkpoint that the user named: a local folder, or a repository on the hub.
 
-    Of a repository, only config.json is downloaded. `revision` is a branch, tag or commit on the hub; None is the part
-    after "@" in `checkpoint`, or else "main". Raises HubError, CheckpointError, ConfigError and OptionError.
+    Of a repository, only config.json is downloaded. `revision` is a branch, tag or commit on the hub. If it is None,
+    the revision is the part after "@" in `checkpoint`, or else "main". Raises HubError, CheckpointError, ConfigError
+    and OptionError.
     """
     name = hub_name(checkpoint, revision)
     if name is None:

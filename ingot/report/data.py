@@ -20,13 +20,16 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Step:
-    """A program of the compile as the report shows it, and the pass that made it. Reports number these steps; `before`
-    is the number of the step whose program the pass received.
+    """A program of the compile as the report shows it, and the pass that made it. The report numbers these steps.
 
-    The first step of an entry is the program traced from the model definition, which no pass made. Its `stage` is
-    TRACED and its `before` None. `rewrites` has, for each rewrite of the pass, the value at which it happened and the
-    values that it made. `refusals` has pairs of a node and the reason why the pass did not apply there. `seconds` is
-    the time of the pass and `peak_bytes` the peak memory of the process; both are None if not recorded.
+    The first step of an entry (a program of the model) is its traced program, which no pass made. Its `stage` is
+    TRACED.
+
+    - `before`: the number of the step with the program that the pass received; None for a traced program
+    - `rewrites`: pairs for each rewrite of the pass: the value at which it happened, and the new values
+    - `refusals`: pairs of a node and the reason why the pass did not apply there
+    - `seconds`: the time of the pass; None if not recorded
+    - `peak_bytes`: the peak memory of the process; None if not recorded
     """
 
     name: str
@@ -47,8 +50,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds of each phase of the compile by name, and of compiling each executable by id. `cached` are the ids of
-    executables that came from the compile cache. All are empty if no times were recorded."""
+    """The seconds of each phase of the compile by name, and of compiling each executable by id.
+
+    `cached` are the ids of executables that came from the compile cache. All fields are empty if no times were
+    recorded.
+    """
 
     phases: Mapping[str, float]
     executables: Mapping[str, float]
@@ -57,11 +63,12 @@ class Times:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A call in the report's table of nodes. `flops`, `bytes` and `seconds` are per step, None if unknown.
+    """A call in the report's table of nodes. `flops`, `bytes` and `seconds` are for one step, or None if unknown.
 
-    `key` identifies the call on the page. A call in a region (a group of calls compiled together) has the region's name
-    in front, as in "r1/linear_3". `region` is the node that calls this region, "" outside regions. `candidates` are
-    texts "BACKEND: COST" for backends that can compute the call, `refusals` texts "BACKEND: REASON" for the others.
+    `key` identifies the call on the page. In a region (calls compiled together), it begins with the region's name, as
+    in "r1/linear_3". `region` is the node that calls the region, or "" outside regions. `candidates` are texts
+    "BACKEND: COST" for backends that can compute the call. `refusals` are texts "BACKEND: REASON" for backends that
+    cannot.
     """
 
     key: str
@@ -79,9 +86,11 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The calls of the last program of one bucket class, a range of step sizes. `step` is the number of the report's
-    step that has this program. `basis` describes the model step that costs are computed for, such as "a step of 512
-    tokens"."""
+    """The calls of the last program of one bucket class (a range of step sizes).
+
+    `step` is the number of the report's step with this program. `basis` describes the model step that costs are
+    computed for, such as "a step of 512 tokens".
+    """
 
     step: int
     basis: str
@@ -90,8 +99,11 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Report:
-    """All data of the report's page. `start_up` has the seconds of each part of a start of serving, empty if not
-    measured. `step_times` is empty unless the artifact is for a GPU."""
+    """All data of the report's page.
+
+    `start_up` has the seconds of each part of a start of serving. It is empty if not measured. `step_times` is empty
+    unless the artifact is for a GPU.
+    """
 
     title: str
     build_id: str
@@ -108,8 +120,11 @@ class Report:
 
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
-    """Read the data of the report from an open artifact. `start_up` has the measured seconds of each part of a start of
-    serving; None if not measured. Raises ArtifactError if a file is malformed."""
+    """Read the data of the report from an open artifact.
+
+    `start_up` has the measured seconds of each part of a start of serving, or is None if not measured. Raises
+    ArtifactError if a file is malformed.
+    """
     manifest, plans = artifact.manifest, read_plans(artifact)
     steps, explained = read_steps(artifact), explain(artifact.folder)
     nodes = node_tables(explained, steps)
@@ -130,8 +145,11 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
 
 
 def read_steps(artifact: Artifact) -> tuple[Step, ...]:
-    """Return the programs of a compile in the order in which they were made: each entry's traced program, then the
-    program after each pass. Raises ArtifactError if the artifact's trace is malformed."""
+    """Return the programs of a compile in the order in which they were made.
+
+    They are the traced program of each entry (a program of the model), and the program after each pass. Raises
+    ArtifactError if the artifact's trace is malformed.
+    """
     trace = artifact.trace
     runs = [
         Step(
@@ -155,11 +173,13 @@ def read_steps(artifact: Artifact) -> tuple[Step, ...]:
 
 
 def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
-    """Complete the report's steps: add a step with the traced program before the first of each entry, and set the
-    number `before` of each run. `traced` has the texts of traced programs by entry, and `runs` the runs of passes in
-    order.
+    """Add the traced programs to the runs of passes, set the field `before` of each run, and return all steps in order.
 
-    `before` is the number of the last step for the same bucket class (a range of step sizes), or else for all classes.
+    `runs` are the runs of passes in order. `traced` maps an entry (a program of the model) to the text of its traced
+    program. This program becomes a step before the first run of the entry.
+
+    `before` is the number of the last step for this bucket class (a range of step sizes). If the class has no step yet,
+    it is the last step for all classes.
     """
     made: list[Step] = []
     latest: dict[tuple[str, str | None], int] = {}
@@ -174,8 +194,10 @@ def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _times(artifact: Artifact) -> Times:
-    """Return the times of the compile's phases and executables, from timings.json. Raises ArtifactError if that is
-    malformed."""
+    """Return the times of the compile's phases and executables, from timings.json.
+
+    Raises ArtifactError if that file is malformed.
+    """
     timings: Any = artifact.read_timings() or {}
     try:
         return Times(
@@ -188,9 +210,11 @@ def _times(artifact: Artifact) -> Times:
 
 
 def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
-    """Return a table of calls for each bucket class (a range of step sizes). A table lists the calls of the last
-    program with their costs, and the backends that can or cannot compute them. The calls inside a region follow the
-    region's call. `steps` are the report's steps."""
+    """Return a table of calls for each bucket class (a range of step sizes).
+
+    A table lists the calls of the class's last program, with their costs and the backends that can or cannot compute
+    them. Calls inside a region follow the region's call. `steps` are the report's steps.
+    """
     return tuple(_node_table(one, steps) for one in explained.buckets)
 
 

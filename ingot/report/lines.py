@@ -16,17 +16,18 @@ _LAYER_NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """The parts of one line of a program's text. `kind` is "call", "end" (the end of a region), "other" if the line is
-    not understood, or else the line's first word, such as "param".
+    """The parts of one line of a program's text.
 
-    name        the name that the line defines; for `program` and `return`, the rest of the line
-    op          the target of a call, the kind of a state, or the backend of a region
-    text        the arguments of a call, a param's recipe, a state's group and unit, or a dim's bounds
-    type        the type of the value, "" without one
-    placement   how the value is distributed over a mesh of devices, "" without a mesh
-    backend     the backend that computes the call
-    origin      the source line in the model definition
-    layer       the decoder layer, read from the origin or the name; None if unknown
+    - `kind`: the line's first word, such as "param"; "call"; "end" (the end of a region); or "other" if the line is not
+      understood
+    - `name`: the name that the line defines; for `program` and `return`, the rest of the line
+    - `op`: the target of a call, the kind of a state, or the backend of a region
+    - `text`: the arguments of a call, a param's recipe (how it is made), a state's group and unit, or a dim's bounds
+    - `type`: the type of the value, or ""
+    - `placement`: how the value is distributed over a mesh of devices; "" without a mesh
+    - `backend`: the backend that computes the call
+    - `origin`: the source line in the model definition
+    - `layer`: the decoder layer, read from the origin or the name; None if unknown
     """
 
     kind: str
@@ -41,16 +42,20 @@ class ProgramLine:
 
 
 def program_lines(text: str) -> Iterator[ProgramLine]:
-    """Split the text of a program into lines and yield the parts of each, including lines inside regions. Raises
-    ParseError if a line cannot be scanned."""
+    """Split the text of a program into lines, and yield the parts of each. Lines inside regions are included.
+
+    Raises ParseError if a line cannot be scanned.
+    """
     for line in text.rstrip("\n").split("\n"):
         yield _line(line.strip())
 
 
 def layer_of(origin: str, name: str = "") -> int | None:
-    """Return the decoder layer in a call's source line `origin`, such as "layer 3, attention.py:112", or else in a
-    param's name, such as "layers.3.mlp". For a region that spans several layers, it is the first. None if there is
-    none."""
+    """Return the number of the decoder layer of a call or a param, or None if there is none.
+
+    `origin` is a call's source line, such as "layer 3, attention.py:112". `name` is a param's name, such as
+    "layers.3.mlp". For a region (calls compiled together) that spans several layers, it is the first layer.
+    """
     found = _LAYER_ORIGIN.match(origin) or _LAYER_NAME.search(name)
     return int(found[1]) if found else None
 
@@ -113,24 +118,28 @@ def _call(line: "_Cut", name: str, origin: str) -> ProgramLine:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A line of a program's text with its tokens. Methods return parts of the text by the indices of tokens."""
+    """A line of a program's text, cut into tokens. Methods take and return indices of tokens."""
 
     text: str
     tokens: list[Token]
 
     def cut(self, begin: int, end: int | None = None) -> str:
-        """Return the text of the tokens from index `begin` up to `end`, exclusive; None is the end of the line."""
+        """Return the text of the tokens from index `begin` up to `end`, exclusive. None is the end of the line."""
         cut = self.tokens[begin:end]
         return self.text[cut[0].column - 1 : cut[-1].column - 1 + len(cut[-1].text)] if cut else ""
 
     def first(self, text: str, begin: int) -> int:
-        """Return the index of the first token with the text `text`, from index `begin` on; the number of tokens if
-        there is none."""
+        """Return the index of the first token with the text `text`, from index `begin` on.
+
+        If there is none, return the number of tokens.
+        """
         return next((at for at in range(begin, len(self.tokens)) if self._is(at, text)), len(self.tokens))
 
     def closing(self, opened: int) -> int:
-        """Return the index of the token that closes the bracket at index `opened`; the number of tokens if none
-        does."""
+        """Return the index of the token that closes the bracket at index `opened`.
+
+        If none does, return the number of tokens.
+        """
         depth = 0
         for at in range(opened, len(self.tokens)):
             depth += self._is(at, "(") - self._is(at, ")")
@@ -139,8 +148,10 @@ class _Cut:
         return len(self.tokens)
 
     def typed(self, begin: int, end: int | None = None) -> int:
-        """Find the end of a type that begins at token `begin`. Return the index of the token after it, which begins a
-        placement, a recipe or a state's group. If none follows before `end`, return `end`."""
+        """Return the index of the token after a type. The type begins at token `begin`.
+
+        That token begins a placement, a recipe or a state's group. If there is none before `end`, return `end`.
+        """
         end = len(self.tokens) if end is None else end
         equals = self.first("=", begin)
         if equals >= end:
@@ -148,8 +159,11 @@ class _Cut:
         return equals - 1 if self.tokens[equals - 1].kind == "name" and equals - 1 > begin else equals
 
     def recipe(self, begin: int) -> int:
-        """Return the index of the equals sign before a param's recipe. Skip the param's placements, which begin at
-        token `begin` and have an equals sign each."""
+        """Return the index of the equals sign before a param's recipe (how it is made of checkpoint tensors).
+
+        The param's placements (its distribution over a mesh) begin at token `begin`. They are skipped, because each has
+        an equals sign too.
+        """
         at = begin
         while at < len(self.tokens) and not self._is(at, "="):
             at += 3  # name, equals sign, placement

@@ -12,8 +12,10 @@ from ingot.ir.parse import parse_type
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory of one value, in bytes, which views of the value share. Instruction number `first` of the plan
-    allocates it, and it is freed after instruction number `last`."""
+    """The memory of one value and its views, in bytes.
+
+    Instruction number `first` of the step allocates it. It is freed after instruction number `last`.
+    """
 
     name: str
     size: int
@@ -23,15 +25,16 @@ class Storage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of the largest step of one bucket class (a range of step sizes), in bytes. `sizes` are the symbolic
-    dims of that step.
+    """The memory of the largest step of one bucket class (a range of step sizes), in bytes.
 
-    `calls` has the target of each instruction. `scratch` has the bytes that each instruction needs while it runs,
-    besides its results. `activations` is the planned peak of the step, and `peak` the number of the instruction that
-    reaches it.
+    - `sizes`: the symbolic dims of that step
+    - `calls`: the target of each instruction
+    - `scratch`: the memory that each instruction needs while it runs, besides its results
+    - `activations`: the planned peak of the step
+    - `peak`: the number of the instruction that reaches this peak
 
-    The plan knows the scratch memory of regions (calls compiled together), of instruction `peak`, and of instructions
-    that equal it except for names. For all other instructions it is given as 0.
+    The plan knows the scratch memory of regions (calls compiled together) and of instruction `peak`. Instructions that
+    equal `peak` except for names have its scratch memory. For all other instructions, it is given as 0.
     """
 
     entry: str
@@ -48,14 +51,14 @@ class StepMemory:
 class Resident:
     """The memory that stays allocated between steps, in bytes.
 
-    weights         the weights
-    states          the states with a row per running sequence, such as the last token
-    inputs          the buffers of step inputs
-    outputs         the outputs of the last step
-    page            one page of the KV caches
-    sequence        the KV cache of one sequence at full length
-    scratch_pages   pages that one step uses for a long prefill, in caches with a window
-    slot            one sequence's part of states that are kept per sequence, such as those of convolutions
+    - `weights`: the weights
+    - `states`: the states with a row per running sequence, such as the last token
+    - `inputs`: the buffers of step inputs
+    - `outputs`: the outputs of the last step
+    - `page`: one page of the KV caches
+    - `sequence`: the KV cache of one sequence at full length
+    - `scratch_pages`: pages that one step uses for a long prefill, in caches with a window
+    - `slot`: the part of one sequence in states that are kept per sequence, such as those of convolutions
     """
 
     weights: int
@@ -69,8 +72,10 @@ class Resident:
 
 
 def step_memories(found: Plans) -> tuple[StepMemory, ...]:
-    """Return the memory of the largest step of each bucket class (a range of step sizes), for all entries of the
-    artifact, such as `main` and a draft model."""
+    """Return the memory of the largest step of each bucket class (a range of step sizes).
+
+    It covers all entries of the artifact, such as `main` and a draft model.
+    """
     return tuple(_step_memory(plan, bucket) for plan in found.plans.values() for bucket in plan.buckets)
 
 
@@ -120,8 +125,10 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
 
 
 def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
-    """Return a key of a call that is equal for calls with equal memory: all its facts, with the names of values
-    replaced by their types. `types` maps names to types."""
+    """Return a key of a call that is equal for calls with equal memory.
+
+    It holds all facts about the call, with types in place of names. `types` maps the names of values to their types.
+    """
 
     def typed(argument: Argument) -> object:
         return types[argument.ref] if isinstance(argument, Ref) else argument
@@ -136,11 +143,10 @@ def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
 
 
 def resident(found: Plans) -> Resident:
-    """Return the memory that stays allocated between steps, for all entries of the artifact together, such as `main`
-    and a draft model.
+    """Return the memory that stays allocated between steps, for all entries of the artifact together.
 
-    Entries share the buffers of step inputs, so the largest ones count. The outputs of the last step of every entry
-    count, since they may be alive at once.
+    Entries are programs, such as `main` and a draft model. They share the buffers of step inputs, so the largest ones
+    count. The outputs of all entries count, because they may be in use at one time.
     """
     need = MemoryNeed.of(found)
     memories = [plan.memory for plan in found.plans.values()]

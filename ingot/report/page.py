@@ -72,8 +72,10 @@ def report_page(report: Report) -> str:
 
 
 def joined_modules() -> str:
-    """Return the page's JavaScript modules joined into one script. Each module keeps its own scope; later modules see
-    its exports only."""
+    """Return the page's JavaScript modules joined into one script.
+
+    Each module keeps its own scope. Later modules see only its exports.
+    """
     return "\n".join(_scoped(_read(name)) for name in MODULES)
 
 
@@ -86,8 +88,7 @@ def _scoped(module: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy. It allows only the style and script of the page itself, given as
-    texts, by their digests."""
+    """Return the page's content security policy. It allows only this style and this script, by their digests."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -103,7 +104,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
-    """Return the facts at the top of the page, as pairs of a name and a value."""
+    """Return the facts at the top of the page, as pairs (name, value)."""
     layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
     compile_s = sum(report.times.phases.values())
     return [
@@ -117,8 +118,10 @@ def _about(report: Report) -> list[tuple[str, str]]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """Return the template with each {{name}} replaced by the value of that name. Double braces inside values stay as
-    they are."""
+    """Return the template with each {{name}} replaced by the value of that name.
+
+    Double braces inside values stay as they are.
+    """
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 

@@ -10,11 +10,10 @@ _TIMEOUT_SECONDS = 600.0  # far above the start of any artifact, which is limite
 
 
 def measure_start_up(folder: Path) -> dict[str, float]:
-    """Start serving an artifact in a new process on this machine, up to the first token. Return the seconds of each
-    part of the start by name, in order. This runs the artifact's native code.
+    """Start serving an artifact in a new process on this machine, up to the first token, and time it.
 
-    Files are read beforehand, so that they are in the page cache. Raises ArtifactError if the artifact does not start
-    here.
+    Return the seconds of each part of the start by name, in order. This runs the artifact's native code. Its files are
+    read beforehand, so they are in the page cache. Raises ArtifactError if the artifact does not start here.
     """
     try:
         found = start(folder, tokens=1, timeout=_TIMEOUT_SECONDS)

@@ -10,8 +10,10 @@ from ingot.debug.step_time.times import StepTime
 
 class DrawnCall(NamedTuple):
     """A call in the report's drawing of a step. `name` is its node, and `kind` its group, such as "attention".
-    `roofline` is the lower bound of its time in seconds. `taken` is the measured time, or the predicted time if it was
-    not measured."""
+
+    `roofline` is the lower bound of its time in seconds. `taken` is the measured time. If it was not measured, it is
+    the predicted time.
+    """
 
     name: str
     kind: str
@@ -23,8 +25,11 @@ class DrawnCall(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """The time of one step of a bucket class (a range of step sizes) and of its calls. `step` is the number of the
-    report's step that has the program. `basis` describes the model step, such as "a step of 512 tokens"."""
+    """The time of one step of a bucket class (a range of step sizes) and of its calls.
+
+    `step` is the number of the report's step with the program. `basis` describes the model step, such as "a step of 512
+    tokens".
+    """
 
     step: int
     basis: str
@@ -33,9 +38,11 @@ class DrawnStep:
 
 
 def drawn_steps(buckets: Sequence[BucketCosts], steps: Sequence[int], bases: Sequence[str]) -> tuple[DrawnStep, ...]:
-    """Return the drawing of each step whose time is known; empty unless the artifact is for a GPU. For each of
-    `buckets`, `steps` has the number of the report's step with its program, and `bases` a description such as "a step
-    of 512 tokens"."""
+    """Return the steps that the report draws: those with a known time. There are none unless the artifact is for a GPU.
+
+    `buckets`, `steps` and `bases` have an item for each bucket class (range of step sizes). `steps` has the number of
+    the report's step with its program. `bases` has a description, such as "a step of 512 tokens".
+    """
     return tuple(
         DrawnStep(step, basis, costs.time, tuple(_drawn(call) for call in costs.calls if _runs(call)))
         for costs, step, basis in zip(buckets, steps, bases, strict=True)

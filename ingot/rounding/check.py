@@ -31,12 +31,16 @@ RISKY, BROKEN = 2.0, 1.0
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one pass at one site.
+    """The rounding score of one pass at one site. A site is a group of calls that passes may fuse.
 
-    `name` is the pass, `entry` the program, `part` a `Part` of the model and `layer` its number, None outside layers.
-    `score` is the error of the fused form as a multiple of the allowed error, the median of the samples; `largest` is
-    the same for the worst sample. `tensor` is the checkpoint tensor that makes them large, "" if the verdict is "ok".
-    `origins` are those of the calls at which the pass would begin the fusion.
+    - `name`: the pass
+    - `entry`: the program
+    - `part`: the part of the model, a value of `Part`
+    - `layer`: its number; None outside layers
+    - `score`: the error of the fused form as a multiple of the allowed error, the median of the samples
+    - `largest`: the score of the worst sample
+    - `tensor`: the checkpoint tensor that makes the scores large; "" if the verdict is "ok"
+    - `origins`: the origins (source lines) of the calls at which the pass would begin the fusion
     """
 
     name: str
@@ -50,26 +54,29 @@ class Score:
 
     @property
     def verdict(self) -> str:
-        """Return "risk" if a compile skips the fusion, "near" if it makes it although a sample breaks the contract, and
-        "ok" if no sample breaks it."""
+        """Return "risk", "near" or "ok".
+
+        With "risk", a compile skips the fusion. With "near", a compile makes the fusion, although a sample breaks the
+        contract. With "ok", no sample breaks it.
+        """
         return "risk" if self.score > RISKY else "near" if self.largest > BROKEN else "ok"
 
     @property
     def location(self) -> str:
-        """Return the layer, the part, and the entry unless it is main, as in "layer 2, attention"."""
+        """Return the layer and the part, as in "layer 2, attention", and the program's name unless it is "main"."""
         layer = "" if self.layer is None else f"layer {self.layer}, "
         return layer + self.part + ("" if self.entry == "main" else f" of {self.entry}")
 
     @property
     def reason(self) -> str:
-        """Return why the pass skips the fusion, for refusals."""
+        """Return the text that says why the pass skips the fusion. Traces show it."""
         return (
             f"with these weights the fused form may err {self.score:.1f} times as much as the contract for rounding "
             f"allows ({self.part}, {self.tensor})"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the score as JSON values; infinity, which JSON lacks, is null."""
+        """Return the score as JSON values. Infinity, which JSON lacks, becomes null."""
         return {
             "pass": self.name,
             "entry": self.entry,
@@ -84,7 +91,7 @@ class Score:
 
 @dataclass(frozen=True)
 class RoundingCheck:
-    """All scores of a model, in program order. `unscored` are sentences, each about something without a score."""
+    """All scores of a model, in program order. `unscored` are sentences about calls and passes without a score."""
 
     scores: tuple[Score, ...]
     unscored: tuple[str, ...] = ()
@@ -94,14 +101,18 @@ class RoundingCheck:
         return tuple(one for one in self.scores if one.verdict == "risk")
 
     def skipped(self) -> SkippedFusions:
-        """Return the fusions that a compile skips, as passes read them."""
+        """Return the fusions that a compile skips, in the form that passes read.
+
+        The result maps (program, pass) to {origin of a call: reason}. An origin is the source line of a call in the
+        model's definition.
+        """
         found: dict[tuple[str, str], dict[str, str]] = {}
         for one in self.risks:
             found.setdefault((one.entry, one.name), {}).update(dict.fromkeys(one.origins, one.reason))
         return found
 
     def decision(self) -> list[dict[str, Any]]:
-        """Return the skipped fusions as JSON values without scores, for the identity of a compile."""
+        """Return the skipped fusions as JSON values without scores. They are a part of a compile's identity."""
         return [
             {"pass": one.name, "entry": one.entry, "location": one.location, "origins": list(one.origins)}
             for one in self.risks
@@ -112,11 +123,11 @@ class RoundingCheck:
 
 
 def check_rounding(model: Model, passes: Iterable[Pass], read: Read, folder: str = "") -> RoundingCheck:
-    """Score each fusion that `passes` may make in `model`.
+    """Score the rounding errors of each fusion that `passes` may make in `model`.
 
-    `read` returns checkpoint tensors by name. Gains and biases are read whole, and a few rows of larger tensors. If
-    `folder`, the checkpoint's for messages, is not "", raises CheckpointError for tensors with NaN or infinity and for
-    norms with all gains zero.
+    `read` returns checkpoint tensors by name. It reads gains and biases whole, and a few rows of larger tensors.
+    `folder` is the checkpoint's folder for error messages, or "". Unless it is "", CheckpointError is raised for
+    tensors with NaN or infinity, and for norms with all gains zero.
     """
     pipeline = list(passes)
     names = {one.name for one in pipeline}
@@ -150,7 +161,10 @@ def _scores(site: Site, passes: Collection[str], samples: SampleValues, dtype: t
 def _score_forms(
     site: Site, forms: Collection[FusedForm], params: Params, samples: SampleValues, dtype: torch.dtype
 ) -> dict[FusedForm, list[float]]:
-    """Return the score of each sample, by form."""
+    """Return the scores of the samples at a site (a group of calls that passes may fuse), by fused form.
+
+    A form says how the fused calls round.
+    """
     if not forms:
         return {}
     values = samples.values(site, params)
@@ -166,8 +180,11 @@ def _score_forms(
 
 
 def _cause(site: Site, form: FusedForm, params: Params, samples: SampleValues, dtype: torch.dtype) -> str:
-    """Return the checkpoint tensor that makes the form risky: with an ordinary tensor in its place, the worst sample is
-    best. Returns "" if no param of the site can be replaced."""
+    """Return the checkpoint tensor that makes a fusion risky, or "" if no param of the site can be replaced.
+
+    A site is a group of calls that passes may fuse. Each of its params in turn is replaced by an ordinary tensor. The
+    cause is the one whose replacement improves the worst sample most.
+    """
     found: dict[str, float] = {}
     for node, tensor in params.items():
         if (ordinary := _ordinary(site, node, tensor)) is not None:
@@ -177,8 +194,11 @@ def _cause(site: Site, form: FusedForm, params: Params, samples: SampleValues, d
 
 
 def _ordinary(site: Site, node: fx.Node, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor without risk to replace a param: gains of one, biases of zero, a matrix with its outliers clipped
-    and rows of norm one. None for a param that is neither, such as a table."""
+    """Return a tensor without risk, to replace a param of a site (a group of calls that passes may fuse).
+
+    Gains become ones, and biases zeros. The outliers of a matrix are clipped, and its rows scaled to norm one. Return
+    None for any other param, such as a table.
+    """
     for call in (*([site.norm] if site.norm else []), *site.members):
         op = op_of(call.target)
         if op is None or node not in call.all_input_nodes:
@@ -200,8 +220,11 @@ def _ordinary(site: Site, node: fx.Node, tensor: torch.Tensor) -> torch.Tensor |
 
 
 def _unscored(program: Program, sites: Sequence[Site], quantized: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each kind of call of a program that has no score. `quantized` has a param for each site that
-    reads quantized weights."""
+    """Yield a sentence for each kind of call of a program that has no score.
+
+    A site is a group of calls that passes may fuse. `quantized` has a quantized param's name for each site that reads
+    one.
+    """
     if quantized:
         count = f"{len(quantized)} of {len(sites)} groups of calls"
         yield f"{program.name}: {count}, because their weights are quantized ({_kinds(quantized)})"
@@ -220,14 +243,14 @@ def _unscored(program: Program, sites: Sequence[Site], quantized: Sequence[str])
 
 
 def _unscored_passes(passes: Iterable[Pass]) -> Iterator[str]:
-    """Yield a sentence that names the passes that may change rounding and have no score."""
+    """Yield a sentence with the names of the passes that may change rounding and have no score."""
     names = dict.fromkeys(one.name for one in passes if one.numerics is not Numerics.EXACT and one.name not in FORMS)
     if names:
         yield f"passes without a score that may change rounding: {', '.join(names)}"
 
 
 def _kinds(params: Iterable[str]) -> str:
-    """Return the names of params with `*` for numbers, each once."""
+    """Return the names of params, each once, with `*` in place of numbers."""
     return ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in params))
 
 

@@ -21,18 +21,18 @@ _NORMS = frozenset({"rms_norm", "layer_norm"})
 
 @dataclass(frozen=True)
 class FusedForm:
-    """How a pass may change the rounding of a site.
+    """How a pass may change the rounding of a site (a group of calls that passes may fuse).
 
-    `reordered` names the ops that may add their terms in another order: a fused kernel has tiles of its own, and no
-    contract fixes the order. If `in_float32`, values between matmuls stay in float32; only results of matmuls, inputs
-    of attention and the last value are rounded.
+    `reordered` names the ops that may add their terms in another order. A fused kernel has other tiles, and no contract
+    fixes the order. With `in_float32`, values between matmuls stay in float32. Only results of matmuls, inputs of
+    attention and the last value are rounded.
     """
 
     reordered: frozenset[str] = frozenset()
     in_float32: bool = False
 
     def differs(self, site: Site) -> bool:
-        """Return whether the form may round `site` differently from separate calls."""
+        """Return whether this form may round the result of `site` differently from separate calls."""
         called = (op_of(node.target) for node in site.members)
         return self.in_float32 or any(op is not None and op.name in self.reordered for op in called)
 
@@ -49,11 +49,12 @@ FORMS: Mapping[str, FusedForm] = {
 
 
 def compute(site: Site, values: Values, exact: Matmuls, reordered: Matmuls, form: FusedForm = SEPARATE) -> torch.Tensor:
-    """Return the result of `site` in `form`, a row for each token.
+    """Return the result of `site`, a row for each token, with the rounding of the fused form `form`.
 
-    `exact` are the matmuls of `compute_exactly`. A matmul that is not reordered is one of them, rounded once: the best
-    that any kernel returns, so that scores do not depend on the order of this processor's BLAS. `reordered` holds
-    reordered matmuls of earlier calls with the same `values`, and receives those of this call.
+    A site is a group of calls that passes may fuse. `exact` are the float64 matmuls of `compute_exactly`. If the form
+    does not reorder a matmul, its result is the exact one, rounded once. No kernel does better, so scores do not depend
+    on this processor's BLAS. `reordered` is a cache for matmuls with terms in another order. Calls with equal `values`
+    may share it.
     """
     env = dict(values)
     for node in site.members:
@@ -79,7 +80,7 @@ def compute(site: Site, values: Values, exact: Matmuls, reordered: Matmuls, form
 
 
 def compute_exactly(site: Site, values: Values) -> tuple[torch.Tensor, Matmuls]:
-    """Return the result of `site` in float64, a row for each token, and the float64 results of its matmuls."""
+    """Return the result of `site` in float64, a row for each token, and the results of its matmuls in float64."""
     env = {node: _to(value, torch.float64) for node, value in values.items()}
     for node in site.members:
         env[node] = _called(site, node, {one: env[one] for one in node.all_input_nodes}, exact=True)
@@ -89,7 +90,10 @@ def compute_exactly(site: Site, values: Values) -> tuple[torch.Tensor, Matmuls]:
 
 
 def _called(site: Site, node: fx.Node, given: Values, *, reorder: bool = False, exact: bool = False) -> Any:
-    """Return the result of one call, from the tensors `given` for its arguments."""
+    """Return the result of one call. `given` has the tensors of its arguments.
+
+    With `reorder`, sums are computed in another order. With `exact`, the call has dtype float64.
+    """
     op = op_of(node.target)
     args: Any = fx.node.map_arg(node.args, given.__getitem__)
     kwargs: Any = fx.node.map_arg(node.kwargs, given.__getitem__)
@@ -109,9 +113,10 @@ def _called(site: Site, node: fx.Node, given: Values, *, reorder: bool = False, 
 
 
 def _linear(call: dict[str, Any], columns: int, *, reorder: bool, repeat: bool) -> torch.Tensor:
-    """Return `linear` of a weight that may hold only some of its rows.
+    """Compute the op `linear` with a weight that may have only some of its rows.
 
-    Each row gives one column of the result. If `repeat`, these columns are repeated until there are `columns`.
+    Each row yields one column of the result. With `repeat`, these columns are repeated until there are `columns`. With
+    `reorder`, the terms are added in another order.
     """
     rows, bias = len(call["weight"]), call["bias"]
     if rows < columns and bias is not None:
@@ -148,8 +153,10 @@ def _attention_reordered(call: dict[str, Any]) -> torch.Tensor:
 
 @cache
 def _order(count: int) -> torch.Tensor:
-    """Return the order in which a reordered sum adds `count` terms: random, so that terms that cancel in the given
-    order are far apart in this one."""
+    """Return the random order in which a reordered sum adds `count` terms.
+
+    Terms that cancel each other in the given order are then far apart.
+    """
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))
 
 
@@ -158,6 +165,6 @@ def _to(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _as_declared(node: fx.Node, value: Any) -> Any:
-    """Return a value in the dtype that the program declares for it."""
+    """Return `value` in the dtype that the program declares for `node`."""
     dtype = getattr(node.meta["type"], "dtype", None)
     return value.to(dtype) if isinstance(value, torch.Tensor) and dtype is not None else value

@@ -19,10 +19,11 @@ Params = Mapping[fx.Node, torch.Tensor]
 
 
 class SampleValues:
-    """The params and hidden states for the sites of one program.
+    """The params and hidden states with which the sites of one program are computed.
 
-    `read` returns checkpoint tensors by name. `folder` is the checkpoint's, for messages: unless it is "", reading
-    raises CheckpointError for tensors with NaN or infinity, and for norms with all gains zero.
+    A site is a group of calls that passes may fuse. `read` returns checkpoint tensors by name. `folder` is the
+    checkpoint's folder for error messages, or "". Unless it is "", CheckpointError is raised for tensors with NaN or
+    infinity, and for norms with all gains zero.
     """
 
     def __init__(self, program: Program, read: Read, folder: str) -> None:
@@ -30,7 +31,7 @@ class SampleValues:
         self._tables: dict[fx.Node, torch.Tensor] = {}
 
     def params(self, site: Site) -> Params:
-        """Return the params of a site, of large matrices some rows."""
+        """Return the params that the calls of a site read. Of a large matrix, it returns only some rows."""
         return {node: self._param(node) for node in site.params()}
 
     def _param(self, node: fx.Node) -> torch.Tensor:
@@ -50,17 +51,22 @@ class SampleValues:
         return tensor
 
     def stored_name(self, node: fx.Node) -> str:
-        """Return the checkpoint's name of a param; several names, separated by commas, if it is made of several."""
+        """Return the checkpoint's name of a param. It is several names, joined by commas, if several tensors make the
+        param.
+        """
         spec = self._program.params[str(node.target)]
         return ", ".join(sorted(spec.recipe.sources())) or str(node.target)
 
     def quantized(self, site: Site) -> str:
-        """Return the name of a quantized param of the site; "" if none is."""
+        """Return the name of a quantized param that the calls of a site read, or "" if there is none."""
         names = (str(node.target) for node in site.params())
         return next((name for name in names if is_quantized(self._program.params[name].recipe)), "")
 
     def values(self, site: Site, params: Params) -> dict[fx.Node, Any]:
-        """Return every value that the members of a site read, for SAMPLES * TOKENS tokens. `params` are its params."""
+        """Return every value that the calls of a site read, by graph node, for SAMPLES * TOKENS tokens.
+
+        `params` are the site's params.
+        """
         found: dict[fx.Node, Any] = dict(params)
         tokens = torch.arange(SAMPLES * TOKENS, dtype=torch.int32)
         for node in inputs_of(self._program, site):
@@ -76,8 +82,11 @@ class SampleValues:
         return {**found, site.hidden: op.reference(**call)}
 
     def _hidden_states(self, width: int) -> torch.Tensor:
-        """Return hidden states [SAMPLES * TOKENS, width]: embeddings of tokens from the whole vocabulary, because they
-        have the model's outlier channels. Normal random numbers if embeddings have another width."""
+        """Return hidden states [SAMPLES * TOKENS, width].
+
+        They are embeddings of tokens from the whole vocabulary, because these have the model's outlier channels. If
+        embeddings have another width, they are normal random numbers.
+        """
         if self._embeddings.shape[1] == width:
             return self._embeddings
         return torch.randn(SAMPLES * TOKENS, width, generator=torch.Generator().manual_seed(1))

@@ -7,12 +7,13 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 
 
 def score(separate: torch.Tensor, exact: torch.Tensor, fused: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the largest error of `fused` as a multiple of the allowed error; above 1 the contract is broken.
+    """Return the largest error of `fused` as a multiple of the allowed error. Above 1, the contract is broken.
 
-    The allowed error is that of `ingot.ir.numerics.contracts`: 1.25 times the largest error of `separate`, the result
-    of separate calls, plus the tolerance of `dtype`. Errors are distances from `exact`, the float64 result.
+    `fused` is the result of the fused form, and `separate` the result of separate calls. `exact` is the float64 result,
+    and errors are distances from it. The allowed error is 1.25 times the largest error of `separate`, plus the
+    tolerance of `dtype` (see `ingot.ir.numerics.contracts`).
 
-    Tokens that overflow in separate calls are left out. Infinity if the fused form alone overflows.
+    Tokens that overflow in separate calls are left out. If only the fused form overflows, the result is infinity.
     """
     judged = separate.flatten(1).isfinite().all(1) & exact.flatten(1).isfinite().all(1)
     if not bool(judged.any()):

@@ -20,7 +20,7 @@ _NORMS = (ops.rms_norm.overload, ops.layer_norm.overload)
 
 
 class Part(Enum):
-    """The part of the model that a site computes."""
+    """The part of the model that a site (a group of calls that passes may fuse) computes."""
 
     ATTENTION = "attention"
     FEED_FORWARD = "feed-forward"
@@ -32,9 +32,9 @@ class Part(Enum):
 class Site:
     """A group of calls that passes may fuse.
 
-    `members` are the calls in program order; `last` is the last of them, with the only result that is used outside.
-    `hidden` is the value that all matmuls of the site read. `norm` is the norm that computes `hidden`, or None if
-    another call does.
+    `members` are the calls in program order. `last` is the last of them. Only its result is used outside. `hidden` is
+    the value that all matmuls of the site read. `norm` is the norm that computes `hidden`, or None if another call
+    does.
     """
 
     entry: str
@@ -46,7 +46,7 @@ class Site:
 
     @property
     def layer(self) -> int | None:
-        """Return the number of its layer; None for logits and for norms after the layers."""
+        """Return the number of its layer, or None for logits and for norms after the layers."""
         return layer_of(str(self.last.meta.get("origin", "")))
 
     @property
@@ -55,22 +55,27 @@ class Site:
 
     @property
     def is_columnwise(self) -> bool:
-        """Return whether column j of the result needs only column j of each matmul. A few rows of the weights are then
-        enough to compute some columns exactly."""
+        """Return whether column j of the result needs only column j of each matmul.
+
+        Some columns can then be computed exactly from a few rows of the weights.
+        """
         return self.part in (Part.FEED_FORWARD, Part.LOGITS) and all(
             node in self.matmuls or node.target in _ARITHMETIC or getattr(op_of(node.target), "name", "") in _BY_COLUMN
             for node in self.members
         )
 
     def params(self) -> tuple[fx.Node, ...]:
-        """Return the params that the members and `norm` read, each once."""
+        """Return the params that the calls of the site and `norm` read, each once."""
         calls = (*([self.norm] if self.norm else []), *self.members)
         read = dict.fromkeys(source for call in calls for source in call.all_input_nodes)
         return tuple(node for node in read if node.op == "placeholder" and node.meta["kind"] == "param")
 
     def passes(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the passes that may fuse members, each with the origins of the calls at which it would
-        begin a rewrite. For form-regions, these are all calls that a region may hold."""
+        """Return the passes that may fuse calls of the site, by name.
+
+        The value is the origins (source lines) of the calls at which the pass would begin a rewrite. For form-regions,
+        these are all calls that a region may hold.
+        """
         last = _origins([self.last])
         if self.part is Part.NORM:
             return {"fuse-add-rms-norm": last}
@@ -84,7 +89,7 @@ class Site:
 
 
 def find_sites(program: Program) -> tuple[Site, ...]:
-    """Return the sites of a traced program, in program order."""
+    """Return the sites of a traced program (groups of calls that passes may fuse), in program order."""
     found: list[Site] = []
     for node in program.calls():
         if is_call(node, ops.attention.overload):
@@ -101,7 +106,11 @@ def find_sites(program: Program) -> tuple[Site, ...]:
 
 
 def _site(program: Program, last: fx.Node, part: Part) -> list[Site]:
-    """Return the site that ends in `last` and begins at matmuls; an empty list if the matmuls read several values."""
+    """Return the site (a group of calls that passes may fuse) that ends in `last`, as a list of one item.
+
+    It begins at matmuls. The list is empty if these read several values. It is also empty if the calls between them and
+    `last` include an embedding, another attention, or an op with a state.
+    """
     members = {last}
     read: set[fx.Node] = set()
     waiting = [last]
@@ -135,6 +144,6 @@ def _origins(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
 
 
 def inputs_of(program: Program, site: Site) -> Iterator[fx.Node]:
-    """Yield the inputs of the program that the members of `site` read."""
+    """Yield the inputs of the program that the calls of `site` read."""
     read = {source for node in site.members for source in node.all_input_nodes}
     return (node for node in program.placeholders("input") if node in read)

@@ -16,7 +16,10 @@ _SOURCE = Recipe("source", attrs=(("name", ""),))
 
 
 def few_rows(recipe: Recipe, shape: tuple[int, ...], read: Read) -> torch.Tensor:
-    """Return the tensor of a recipe; if it is a matrix, at most MOST_ROWS evenly spaced rows. `shape` is of all."""
+    """Return the tensor that a recipe (steps over checkpoint tensors) makes. Of a matrix, return only some rows.
+
+    They are at most MOST_ROWS evenly spaced rows. `shape` is the shape of the whole tensor.
+    """
     count = shape[0]
     if len(shape) < 2 or count <= MOST_ROWS:
         return recipe.execute(read)
@@ -24,7 +27,10 @@ def few_rows(recipe: Recipe, shape: tuple[int, ...], read: Read) -> torch.Tensor
 
 
 def rows_of(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.Tensor:
-    """Return the given rows of a recipe's tensor. Of a stored tensor, only these rows are read from the file."""
+    """Return the rows with the indices `rows` of the tensor that a recipe (steps over checkpoint tensors) makes.
+
+    If the checkpoint stores the tensor, only these rows are read from the file.
+    """
     attrs = dict(recipe.attrs)
     if recipe.step == "cast":
         few = rows_of(recipe.inputs[0], rows, read)
@@ -35,12 +41,15 @@ def rows_of(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.Tensor:
 
 
 def is_quantized(recipe: Recipe) -> bool:
-    """Return whether the checkpoint stores the tensor in a quantized format."""
+    """Return whether the checkpoint stores a param in a quantized format. `recipe` says how the param is made."""
     return recipe.step == "dequantize" or any(is_quantized(one) for one in recipe.inputs)
 
 
 def check_finite(name: str, tensor: torch.Tensor, recipe: Recipe, folder: str) -> None:
-    """Raise CheckpointError if a param has elements that are not finite. `folder` is the checkpoint's."""
+    """Raise CheckpointError if a param has elements that are not finite.
+
+    `folder` is the checkpoint's folder, for the message.
+    """
     if lost := int((~tensor.isfinite()).sum()):
         raise CheckpointError(
             f"{lost} of {tensor.numel()} elements of the tensor {_stored(recipe)} are not finite",
@@ -51,7 +60,10 @@ def check_finite(name: str, tensor: torch.Tensor, recipe: Recipe, folder: str) -
 
 
 def check_gain(name: str, gain: torch.Tensor, recipe: Recipe, folder: str) -> None:
-    """Raise CheckpointError if all gains of a norm are zero. `folder` is the checkpoint's."""
+    """Raise CheckpointError if all gains of a norm are zero.
+
+    `folder` is the checkpoint's folder, for the message.
+    """
     if not bool(gain.any()):
         raise CheckpointError(
             f"all {gain.numel()} elements of the tensor {_stored(recipe)}, the gain of a norm, are zero",

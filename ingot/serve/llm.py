@@ -36,23 +36,31 @@ Conversation = Sequence[Mapping[str, Any]]
 class LLM:
     """A language model that generates tokens, or embeds prompts.
 
-    `model` is an artifact folder or a Hugging Face checkpoint. A checkpoint is compiled once, in a process of its own
-    with its progress on stderr; the artifact is cached for the next start. A checkpoint is a local folder, or else a
-    name on the Hugging Face hub, "org/name" or "org/name@REVISION"; `revision` sets the same (default: main). The files
-    that compiling needs are downloaded into the hub's cache; cached files need no network.
-    `memory` bounds the bytes that serving takes, including weights and activations (default: the machine's memory, or
-    nine tenths of a GPU's). The KV cache takes the rest, up to the size that the compiled limits need. `num_kv_pages`
-    sizes it in pages of `page_size` tokens instead.
-    Prompts with a common prefix share its KV cache pages, and saved copies of convolution and scan states.
-    `enable_prefix_caching` True rejects a model without pages; False turns sharing off. On a GPU, a decode step reads a
-    shared prefix once for all its sequences where that is faster, unless `disable_cascade_attn` is set.
-    A step holds up to `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled). While a
-    streamed request decodes, a step holds at most `max_num_mixed_tokens` prompt tokens of other requests (default:
-    2048), which bounds the stream's latency. `scheduling_policy` is "fcfs" or "priority"; with "priority", `generate`
-    accepts priorities. `seed` seeds requests without a seed of their own.
-    `cuda_graphs` says when the steps on a GPU are captured as CUDA graphs: "all" before the constructor returns; "need"
-    when a step of a new size comes, which then takes some hundredths of a second longer; "idle" while the host waits,
-    and on need otherwise; "none" never. `compile_options` go to `compile_model` when `model` is a checkpoint.
+    model                    an artifact folder, a checkpoint folder, or the name of a repository on the Hugging Face
+                             hub: "org/name" or "org/name@REVISION". A checkpoint is compiled once, in a child process.
+                             Later starts use the cached artifact
+    revision                 the revision of a hub repository; default: main
+    memory                   the most bytes that serving may use, with weights and activations; default: all memory of
+                             the machine, or nine tenths of a GPU's. The KV cache takes what is left, up to the compiled
+                             limits
+    num_kv_pages             the size of the KV cache in pages of `page_size` tokens, in place of `memory`
+    enable_chunked_prefill   a long prompt may be split over several steps
+    enable_prefix_caching    prompts with a common prefix share its KV cache pages, and copies of its convolution and
+                             scan states. True raises OptionError for a model without pages; default: on if the model
+                             has pages
+    disable_cascade_attn     decode steps on a GPU never use cascade attention. Cascade attention reads a shared prefix
+                             once for all its sequences. By default it is used where it is faster
+    scheduling_policy        "fcfs", or "priority": `generate` then accepts priorities
+    max_num_seqs             the most sequences in a step; default: as compiled
+    max_num_batched_tokens   the most tokens in a step; default: as compiled
+    max_num_mixed_tokens     the most prompt tokens in a step that also decodes a streamed request; default: 2048. A low
+                             number shortens the time between the stream's tokens
+    seed                     seeds the requests that have no seed
+    cuda_graphs              when to capture steps on a GPU as CUDA graphs. "all": in the constructor; "need": when a
+                             step of a new size comes, which takes some hundredths of a second; "idle": while the host
+                             waits, and on need; "none": never
+    compile_options          keyword arguments of `compile_model`, for a checkpoint
+
     Raises IngotError if the model cannot be compiled or loaded.
     """
 
@@ -114,13 +122,18 @@ class LLM:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Return the seconds of each phase of the start.
-        "import" and "ready" count from the start of the process to the constructor's begin and end. The phases between
-        them partly overlap: "engine" imports torch and the engine; "context" and "cublas" create the GPU context and
-        cuBLAS's first handle, in parallel with the imports; the others load the artifact, as
-        `ingot.runtime.loader.Loaded` describes.
-        Each CUDA graph captured so far has an entry: "graph 8" for decode steps of 8 sequences, "graph 8 shared" for
-        those with cascade attention, "graph 512/64" for steps of 512 tokens and 64 sequences that prefill."""
+        """Return the seconds of each phase of the start, by name.
+
+        "import" is the time from the start of the process to the start of the constructor. "ready" is the time from the
+        start of the process to the end of the constructor. The other phases are parts of the time between, and some
+        overlap. "engine" imports torch and the engine. "context" creates the GPU context, and "cublas" the first cuBLAS
+        handle, both in parallel with "engine". `ingot.runtime.loader.Loaded` describes the remaining phases, which load
+        the artifact.
+
+        Each CUDA graph captured so far also has an entry. "graph 8" is for decode steps of 8 sequences. "graph 8
+        shared" is for such steps with cascade attention. "graph 512/64" is for prompt steps of 512 tokens and 64
+        sequences.
+        """
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         captured = self._loaded.executor.captured
         found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}
@@ -129,17 +142,17 @@ class LLM:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:
-        """Do one piece of background work that makes later steps faster, such as capturing a CUDA graph. Call it while
-        waiting for requests; it takes some hundredths of a second. Returns False when nothing is left to do, or while
-        requests run.
+        """Do one piece of background work that makes later steps faster, such as capturing a CUDA graph.
+
+        Call it while no requests run; it takes some hundredths of a second. Returns False if there was nothing to do,
+        or if requests run.
         """
         return self._engine.idle()
 
     @property
     def prefix_cache_stats(self) -> "PrefixCacheStats":
-        """Return two counts since the start: prompt tokens that were looked up in the prefix cache, and those that it
-        held.
-        """
+        """Return three counts of prompt tokens since the start. They are tokens that were looked up in the prefix
+        cache, tokens found there, and tokens computed twice after a preemption."""
         return self._engine.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
@@ -166,9 +179,9 @@ class LLM:
         """Complete every prompt and return the outputs in the prompts' order.
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. A dict may have a "cache_salt":
-        it then shares cached pages only with prompts of the same salt. With the scheduling policy "priority", prompts
-        of lower `priority` run first and are preempted last.
-        Raises RequestError before anything runs if one of them cannot be served.
+        only prompts with an equal salt share cached pages. With the scheduling policy "priority", a prompt with a lower
+        `priority` number runs earlier and is preempted later. Raises RequestError if one prompt cannot be served; then
+        none has run.
         """
         outputs = self._run(prompts, sampling_params, priority, stream=False)
         finished = {out.request_id: out for out in outputs if out.finished}
@@ -183,9 +196,10 @@ class LLM:
     ) -> "Iterator[RequestOutput]":
         """Yield the output so far of a request whenever it grows; the last output of a request has `finished` set.
 
-        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. All run together, so the outputs
-        of several requests alternate. With the scheduling policy "priority", prompts of lower `priority` run first.
-        Closing the iterator early aborts the unfinished requests. Raises RequestError if a prompt cannot be served.
+        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. All prompts run together, so
+        outputs of different requests alternate. With the scheduling policy "priority", a prompt with a lower `priority`
+        number runs earlier. Closing the iterator aborts the unfinished requests. Raises RequestError if a prompt cannot
+        be served.
         """
         return self._run(prompts, sampling_params, priority, stream=True)
 
@@ -196,11 +210,12 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "list[EmbeddingOutput]":
-        """Return the vector of every prompt, in the prompts' order, from a model that ends in pooling.
+        """Return the embedding vector of every prompt, in the prompts' order.
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. `pooling_params` are one for all
-        or one each. With the scheduling policy "priority", prompts of lower `priority` run first. Raises RequestError
-        before anything runs if one of them cannot be served, or if the model generates tokens.
+        prompts or one each. With the scheduling policy "priority", a prompt with a lower `priority` number runs
+        earlier. Raises RequestError if the model generates tokens, or if one prompt cannot be served; then none has
+        run.
         """
         from ingot.serve.set_up import make_pooling_requests
 
@@ -226,10 +241,10 @@ class LLM:
     ) -> "list[RequestOutput]":
         """Return the assistant's next message in a conversation, or in each of a list of conversations.
 
-        A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
-        or, with `continue_final_message` and without `add_generation_prompt`, inside the last message. `tools` and
-        `chat_template_kwargs` go to the model's chat template. Raises RequestError before anything runs if one
-        conversation cannot be served.
+        A conversation is a list of {"role": …, "content": …}. With `add_generation_prompt`, the prompt ends with the
+        header of the assistant's turn. With `continue_final_message`, the model continues the last message; pass
+        `add_generation_prompt` False then. `tools` are JSON schemas of functions. `chat_template_kwargs` are variables
+        for the model's chat template. Raises RequestError if one conversation cannot be served; then none has run.
         """
         prompts = self.preprocess_chat(
             messages,
@@ -251,11 +266,12 @@ class LLM:
     ) -> "list[Prompt]":
         """Render conversations with the model's chat template into prompts for `generate` and `stream`.
 
-        A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
-        or, with `continue_final_message` and without `add_generation_prompt`, inside the last message. `tools` (JSON
-        schemas of functions) and `chat_template_kwargs` go to the template, which comes from the artifact alone.
-        Message text that spells a control token is tokenized as plain text.
-        Raises RequestError, or ArtifactError for an invalid template.
+        A conversation is a list of {"role": …, "content": …}. With `add_generation_prompt`, the prompt ends with the
+        header of the assistant's turn. With `continue_final_message`, the model continues the last message; pass
+        `add_generation_prompt` False then. `tools` are JSON schemas of functions. `chat_template_kwargs` are variables
+        for the template. The template is the artifact's; callers cannot pass another. Text of a control token in a
+        message, such as `<|im_start|>`, is tokenized as plain text. Raises RequestError, or ArtifactError for an
+        invalid template.
         """
         from ingot.runtime.chat.template import ChatOptions
 
@@ -264,8 +280,8 @@ class LLM:
 
     @property
     def llm_engine(self) -> "Engine | PoolingEngine":
-        """Return the engine, under vLLM's name, for callers that drive it: `add_request`, `step`, `has_unfinished`.
-        While requests added this way are unfinished, call no other method of this object."""
+        """Return the engine, for callers that call its `add_request`, `step` and `has_unfinished`. The property has the
+        name that vLLM uses. While such requests are unfinished, call no other method of this object."""
         return self._engine
 
     @property
@@ -317,7 +333,8 @@ class LLM:
         return isinstance(self._engine, PoolingEngine)
 
     def _queued(self, requests: Sequence[Any]) -> "Iterator[Any]":
-        """Add requests (EngineRequest or PoolingRequest) to the engine, and return an iterator over their outputs."""
+        """Add requests to the engine, and return an iterator over their outputs. `requests` are EngineRequests or
+        PoolingRequests."""
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})
         next(outputs)  # started, so that its `finally` aborts the requests even if nothing reads it
@@ -326,9 +343,9 @@ class LLM:
     def _drain(self, open_ids: set[str]) -> "Iterator[Any]":
         """Run steps until the requests with the ids `open_ids` have finished, and yield their outputs.
 
-        If the caller closes the iterator early, the requests are aborted. The first value is None, so that the caller
-        can start the generator before any step. A step also serves the requests of other iterators; their outputs wait
-        in `self._waiting`.
+        Closing the iterator early aborts the requests. The first value is None: `_queued` takes it to start the
+        generator before any step. A step also serves requests of other iterators. It stores their outputs in
+        `self._waiting`.
         """
         waiting: list[Any] = []
         self._waiting.update(dict.fromkeys(open_ids, waiting))

@@ -40,12 +40,18 @@ def make_engine(
 ) -> Engine | PoolingEngine:
     """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
 
-    The limits `max_…` are those of `LLM`. None takes the limit that the artifact was compiled for; for
-    `max_num_mixed_tokens` (prompt tokens in a step that also decodes streamed requests), at most DEFAULT_MIXED_TOKENS.
-    `prefix_caching` None shares common prefixes if the model has a paged KV cache. `cascade` allows attention that
-    reads a shared prefix once for all its sequences. `seed` is for requests without a seed of their own.
+    max_num_seqs             the most sequences in a step; None: the limit of the artifact
+    max_num_batched_tokens   the most tokens in a step; None: the limit of the artifact
+    max_num_mixed_tokens     the most prompt tokens in a step that also decodes a streamed request; None:
+                             DEFAULT_MIXED_TOKENS, or the artifact's limit of tokens if that is lower
+    chunked_prefill          whether a prompt may be split over several steps
+    prefix_caching           whether prompts with a common prefix share its pages; None: yes if the model has a paged KV
+                             cache
+    cascade                  whether attention may read a shared prefix once for all its sequences
+    policy                   which request is served first: "fcfs" or "priority"
+    seed                     seeds the requests that have no seed
 
-    Raises OptionError for a limit above the compiled one, and for `prefix_caching` True without a paged KV cache.
+    Raises OptionError for a limit above the artifact's, and for `prefix_caching` True without a paged KV cache.
     """
     limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
@@ -101,11 +107,14 @@ def make_requests(
     priority: Sequence[int] | None,
     stream: bool,
 ) -> list[EngineRequest]:
-    """Return one engine request for each prompt. `stream` requests an output after each new token, not only at the end.
+    """Return one engine request for each prompt.
 
-    `sampling_params` are one for all prompts or one for each; if None, `default` makes them. `priority` has one integer
-    for each prompt; None is 0 for all. `ids` yields numbers to identify the requests. Raises RequestError for params or
-    priorities that do not match the prompts.
+    sampling_params   one for all prompts or one for each; None: `default` makes one for all
+    ids               yields numbers to identify the requests
+    priority          one integer for each prompt; None: 0 for all
+    stream            return an output after each new token; False: only at the end
+
+    Raises RequestError for params or priorities that do not match the prompts.
     """
     params = default() if sampling_params is None else sampling_params
     return [
@@ -121,10 +130,13 @@ def make_pooling_requests(
     ids: Iterator[int],
     priority: Sequence[int] | None,
 ) -> list[PoolingRequest]:
-    """Return one pooling request for each prompt. `ids` yields numbers to identify the requests.
+    """Return one pooling request for each prompt.
 
-    `pooling_params` are one for all prompts or one for each. `priority` has one integer for each prompt; None is 0 for
-    all. Raises RequestError for params or priorities that do not match the prompts.
+    pooling_params   one for all prompts or one for each; None: the default for all
+    ids              yields numbers to identify the requests
+    priority         one integer for each prompt; None: 0 for all
+
+    Raises RequestError for params or priorities that do not match the prompts.
     """
     params = PoolingParams() if pooling_params is None else pooling_params
     return [
@@ -140,10 +152,12 @@ def _paired(
     kind: type[SamplingParams] | type[PoolingParams],
     priority: Sequence[int] | None,
 ) -> list[tuple[Any, Any, int]]:
-    """Return a tuple of prompt, params and priority for each prompt.
+    """Return (prompt, params, priority) for each prompt.
 
-    `given` is one params object of the class `kind` for all prompts, or a list with one for each. `name` is what errors
-    call the params, such as "sampling params".
+    name       the name of the params in errors, such as "sampling params"
+    given      one params object for all prompts, or a list with one for each
+    kind       the class of a params object
+    priority   one integer for each prompt; None: 0 for all
     """
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
     params = [given] * len(listed) if isinstance(given, kind) else _listed(name, given)
@@ -159,10 +173,10 @@ def _paired(
 
 
 def _least_shared(loaded: Loaded) -> int | None:
-    """Return the minimum number of KV cache positions that cascade attention must save in a step to be faster.
+    """Return how many reads of cached positions cascade attention must save in a step to be faster.
 
-    Cascade attention reads a prefix shared by several sequences once. None if the model's attention does not support
-    it.
+    Cascade attention reads a prefix shared by several sequences once. Return None if the model's attention does not
+    support it.
     """
     if "sharing" not in loaded.plan.inputs:
         return None
@@ -172,10 +186,10 @@ def _least_shared(loaded: Loaded) -> int | None:
 
 
 def _prefix_caching(chosen: bool | None, plan: Plan) -> bool:
-    """Return whether the engine reuses the cached pages of common prefixes.
+    """Return whether sequences with a common prefix share its cached pages.
 
-    `chosen` is the user's choice; None means yes if the model has a paged KV cache. Raises OptionError if the choice is
-    invalid, or True for a model without a paged KV cache.
+    `chosen` is the user's choice; None means yes if the model has a paged KV cache. Raises OptionError if `chosen` is
+    no bool, or if it is True and the model has no paged KV cache.
     """
     if not (chosen is None or isinstance(chosen, bool)):
         raise OptionError(f"enable_prefix_caching is {chosen!r:.80}", expected="True, False or None")
@@ -187,10 +201,10 @@ def _prefix_caching(chosen: bool | None, plan: Plan) -> bool:
 
 
 def check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
-    """Raise ArtifactError if the model keeps states per sequence and its steps can reject tokens, such as draft tokens.
+    """Raise ArtifactError if the model keeps a state per sequence and its steps can reject tokens.
 
-    A rejected token has already changed such a state (a convolution's, for example), which cannot be undone. `slots`
-    holds the memory of these states; None if the model has none.
+    An example is a model with convolution states and draft tokens. A rejected token has already changed the state, and
+    that cannot be undone. `slots` is the pool of such states; None if the model has none.
     """
     if slots is not None and (config.max_drafts or config.blocks.denoised):
         what = "feeds drafts" if config.max_drafts else "denoises blocks"

@@ -13,10 +13,11 @@ _ALIKE = 0.02
 
 
 class Candidate(BaseModel):
-    """One of several backends that can compute a call; a compile times them to choose the fastest.
+    """A backend that can compute a call. A compile times several such backends to choose the fastest.
 
-    `executable` is the code that the backend compiled for the call, and `folder` the folder of its files. Both are None
-    for a backend that calls existing functions, such as those of a library.
+    backend     the backend's name
+    executable  the code that it compiled for the call; None if it calls existing functions, such as a library's
+    folder      the folder with the files of `executable`; None without it
     """
 
     model_config = _FROZEN
@@ -26,7 +27,7 @@ class Candidate(BaseModel):
 
 
 class BackendTime(BaseModel):
-    """The measured time of one call of an op, in a step with `tokens` tokens of `sequences` sequences."""
+    """The measured time of one call of an op, in a step of `tokens` tokens and `sequences` sequences."""
 
     model_config = _FROZEN
     tokens: Annotated[int, Field(gt=0)]
@@ -35,12 +36,15 @@ class BackendTime(BaseModel):
 
 
 class BackendTimes(BaseModel):
-    """The measured times of every backend that can compute a call, and the chosen backend.
+    """The measured times of all backends that can compute a call, and the chosen backend.
 
-    `call` is the call's text by lines. `bucket` is the text of the bucket class (range of step sizes) that the call was
-    timed for. Calls with equal `call` and `bucket` share this record. `times` maps each backend to its times, all for
-    the same steps; the backend with the lowest claimed cost comes first. `source` is "measured" if this compile timed
-    the call or found the times in the compile cache, and "given" if a tuning log holds them.
+    call     the lines of the call's text
+    bucket   the text of the bucket class (range of step sizes) for which the call was timed
+    backend  the chosen backend
+    times    by backend, its times for a list of steps; the backend that claims the lowest cost comes first
+    source   "measured" if this compile or an earlier, cached one timed the call; "given" if a tuning log has the times
+
+    Calls with equal `call` and `bucket` share this record.
     """
 
     model_config = _FROZEN
@@ -52,7 +56,7 @@ class BackendTimes(BaseModel):
 
     @property
     def key(self) -> str:
-        """Return a key that identifies the call and its bucket class (range of step sizes)."""
+        """Return a key that identifies the call and its bucket class, which is a range of step sizes."""
         return call_key(self.call, self.bucket)
 
     @model_validator(mode="after")
@@ -66,11 +70,12 @@ class BackendTimes(BaseModel):
 
 
 class Decision(BaseModel):
-    """How the compiler chose the backend of a call that several backends can compute.
+    """How a compile chose one of several backends for a call.
 
-    `decided` is "timed" if the choice follows from times that were measured or found in the compile cache. It is
-    "given" for times of a tuning log, and "ranked" for the costs that backends claim; `reason` then says why no times
-    were used. `times` maps each timed backend to its times.
+    decided  "timed" by times that were measured or found in the compile cache, "given" by times of a tuning log, or
+             "ranked" by the costs that backends claim
+    reason   why no times were used; "" if they were
+    times    the times of each timed backend, by backend
     """
 
     model_config = _FROZEN
@@ -80,13 +85,13 @@ class Decision(BaseModel):
 
     @staticmethod
     def of(found: "BackendTimes | str") -> "Decision":
-        """Return the decision that follows from `found`: the measured times, or text that says why there are none."""
+        """Return the decision for a call. `found` holds its measured times, or says why there are none."""
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
     def of_backend(self, backend: str) -> str:
-        """Return the times of one backend as text, such as "3.1 µs of 16 tokens"; "" if it was not timed."""
+        """Return the times of a backend as text, such as "3.1 µs of 16 tokens"; "" if it was not timed."""
         return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(backend, ()))
 
     def __str__(self) -> str:
@@ -98,9 +103,9 @@ def call_key(call: tuple[str, ...], bucket: str) -> str:
 
 
 def fastest(times: dict[str, tuple[BackendTime, ...]]) -> str:
-    """Return the backend with the least time, summed over all timed steps.
+    """Return the backend with the least total time of all timed steps.
 
-    `times` maps each backend to its times. Sums within 2 % of the least count as equal; the first such backend wins.
+    `times` holds the times of each backend. Totals within 2 % of the least count as equal. The first of them wins.
     """
     total = {backend: sum(one.microseconds for one in some) for backend, some in times.items()}
     bound = min(total.values()) * (1 + _ALIKE)

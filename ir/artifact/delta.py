@@ -18,10 +18,10 @@ _DELTA = "delta 1"  # the first line, with the version of the format
 
 
 def encode_delta(text: str, base: str, base_file: str) -> str:
-    """Return `text` as a delta (a list of line ranges to copy from the text `base`, and of new lines).
+    """Return `text` as a delta of the text `base`: ranges of lines to copy from `base`, and new lines.
 
-    A trace stores similar programs as deltas to save space. `base_file` names the file that holds `base`. The time is
-    linear in the sizes of both texts, because ranges of the base may be copied in any order.
+    A trace stores similar programs as deltas to save space. `base_file` is the name of the file that holds `base`. The
+    ranges may be in any order. This keeps the time linear in the lengths of both texts.
     """
     lines, old = text.split("\n"), base.split("\n")
     first: dict[str, int] = {}
@@ -45,10 +45,10 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
 
 
 def decode_delta(delta: str, read: Callable[[str], str], file: str) -> str:
-    """Return the text that `delta` encodes as line ranges of another file and new lines.
+    """Return the text that `delta` encodes. A delta copies lines from a base file and adds new lines.
 
-    `read` returns the text of a file by its name; it is called for the file that the delta refers to. `file` is the
-    name of the delta's own file, for messages. Raises ArtifactError if the delta is damaged.
+    `read` returns the text of a file by name, here of the base file. `file` is the name of the delta's file, for
+    messages. Raises ArtifactError if the delta is damaged.
     """
     lines = delta.split("\n")
     if lines[0] != _DELTA or len(lines) < 4 or lines[-1] != "":

@@ -13,12 +13,12 @@ _BLOCK_BYTES = 1 << 20  # the memory of one thread; hashlib releases the GIL for
 
 
 def chunk_count(size: int) -> int:
-    """Return how many chunks of 64 MiB a file of `size` bytes is hashed in; 0 for an empty file."""
+    """Return the number of 64 MiB chunks in which a file of `size` bytes is hashed; 0 for an empty file."""
     return -(-size // CHUNK_BYTES)
 
 
 def digest_chunk(path: Path, index: int) -> str:
-    """Return the SHA-256, in hex, of one chunk of a file: the 64 MiB from byte `index` × 64 MiB on. Raises OSError."""
+    """Return the SHA-256, in hex, of chunk `index` of a file. A chunk has 64 MiB. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         file.seek(index * CHUNK_BYTES)
@@ -30,18 +30,18 @@ def digest_chunk(path: Path, index: int) -> str:
 
 
 def digest_chunks(path: Path, threads: int | None = None) -> tuple[str, ...]:
-    """Return the SHA-256, in hex, of each chunk of 64 MiB of a file, computed by `threads` threads.
+    """Return the SHA-256, in hex, of each chunk of 64 MiB of a file.
 
-    By default as many threads as cores, at most eight. Raises OSError.
+    `threads` threads compute them. The default is one per core, at most eight. Raises OSError.
     """
     return digest_files([path], threads)[0]
 
 
 def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tuple[str, ...]]:
-    """Return, for each file of `paths`, the SHA-256 in hex of each of its chunks of 64 MiB.
+    """Return the SHA-256, in hex, of each chunk of 64 MiB of each file in `paths`.
 
-    Hashes the chunks of all files in parallel. `threads` defaults to the number of cores of this process, at most eight
-    (more are faster than the disk). Raises OSError.
+    `threads` threads compute them. The default is one per core, at most eight, because more are faster than the disk.
+    Raises OSError.
     """
     counts = [chunk_count(path.stat().st_size) for path in paths]
     chunks = [(path, index) for path, count in zip(paths, counts, strict=True) for index in range(count)]
@@ -50,14 +50,14 @@ def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tupl
 
 
 def digest_json(value: object) -> str:
-    """Return the SHA-256, in hex, of a value's canonical JSON: equal values have equal digests on every machine."""
+    """Return the SHA-256, in hex, of a value as canonical JSON. Equal values have equal digests on all machines."""
     return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
 def digest_many(chunks: Sequence[tuple[Path, int]], threads: int | None = None) -> list[str]:
-    """Return the SHA-256, in hex, of each chunk (file, index of a 64 MiB chunk), in order, by several threads.
+    """Return the SHA-256, in hex, of each chunk in `chunks`, in order. A chunk is (file, index of its 64 MiB).
 
-    By default as many threads as cores, at most eight. Raises OSError.
+    `threads` threads compute them. The default is one per core, at most eight. Raises OSError.
     """
     workers = min(threads or min(len(os.sched_getaffinity(0)), 8), max(len(chunks), 1))
     if workers == 1:

@@ -21,9 +21,9 @@ class _Record(BaseModel):
 
 
 class Machine(_Record):
-    """The properties of a machine that can change the bits of results, in addition to the artifact and its target.
+    """Properties of a machine that can change the bits of results, besides the artifact and its target.
 
-    `processor` is the processor's name, `threads` the number of threads of torch's ops.
+    `processor` is the processor's name. `threads` is the number of threads of torch's ops.
     """
 
     processor: str
@@ -31,10 +31,11 @@ class Machine(_Record):
 
 
 class Row(_Record):
-    """One row of logits in a golden run (a short recorded run of a new artifact).
+    """One row of logits in a golden run, which is a short recorded run of a new artifact.
 
-    `digest` is the SHA-256 of the row's bytes. `top` holds (token id, logit) of the largest logits. `token` is the
-    sampled token; -1 if none could be sampled.
+    digest  the SHA-256 of the row's bytes
+    top     (token id, logit) of the largest logits
+    token   the sampled token; -1 if none could be sampled
     """
 
     digest: Digest
@@ -43,9 +44,10 @@ class Row(_Record):
 
 
 class StepResult(_Record):
-    """The results of one step of a golden run (a short recorded run): a row of logits for each token, in order.
+    """The results of one step of a golden run, which is a short recorded run of a new artifact.
 
-    `bucket` is the name of the bucket class (range of step sizes) that ran the step.
+    `rows` holds a row of logits for each token, in order. `bucket` is the name of the bucket class (range of step
+    sizes) that ran the step.
     """
 
     bucket: str
@@ -53,9 +55,9 @@ class StepResult(_Record):
 
 
 class EntryRun(_Record):
-    """The golden run (a short recorded run) of one entry, which is one program of the model, such as `main`.
+    """The golden run of one entry. An entry is one program of the model, such as `main`.
 
-    `backends` maps the name of a bucket class (range of step sizes) to the backends of its instructions, in order.
+    `backends` holds the backends of the instructions in order, by name of the bucket class (range of step sizes).
     `steps` holds the results of each step.
     """
 
@@ -66,10 +68,14 @@ class EntryRun(_Record):
 class GoldenRun(_Record):
     """The contents of golden/run.json: a short run of a new artifact, which `ingot verify` repeats and compares.
 
-    `files` lists the files that the run read (the plan, weights, executables), with digests. `requests` holds the token
-    ids of each request. `schedule[i]` holds pairs (index of a request, count): step i runs the next `count` tokens of
-    that request. Sampled tokens are recorded, but the next step takes its tokens from `requests`. Pages come from a
-    pool in an order permuted by `seed`. `entries` maps the name of each entry (program of the model) to its results.
+    machine   the machine that made the run
+    files     the files that the run read (plan, weights, executables), with digests
+    seed      permutes the order in which pages are used
+    requests  the token ids of each request
+    schedule  for each step, pairs (index of a request, number of its next tokens that the step runs)
+    entries   the results of each entry (program of the model), by name
+
+    Sampled tokens are recorded, but the tokens of each step come from `requests`.
     """
 
     machine: Machine

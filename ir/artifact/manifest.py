@@ -48,9 +48,9 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is accepted as
 
 
 def path_problem(path: str) -> str:
-    """Return why `path` may not name a file of an artifact; "" if it may.
+    """Return why `path` is no valid name for a file of an artifact; "" if it is valid.
 
-    A name is relative, with forward slashes, in printable ASCII, and cannot leave the folder.
+    A valid name is a relative path with forward slashes, in printable ASCII, that stays in the folder.
     """
     if not path.isascii() or not path.isprintable():
         return "it holds characters that are not printable ASCII"
@@ -66,9 +66,11 @@ class _Record(BaseModel):
 
 
 class FileEntry(_Record):
-    """A file of an artifact as the manifest lists it.
+    """A file of an artifact, as the manifest lists it.
 
-    `path` is relative to the artifact, `size` in bytes. `chunks` holds the SHA-256, in hex, of each chunk of 64 MiB.
+    path    its path relative to the artifact
+    size    its size in bytes
+    chunks  the SHA-256, in hex, of each chunk of 64 MiB
     """
 
     path: str
@@ -92,9 +94,14 @@ class FileEntry(_Record):
 class Manifest(_Record):
     """The contents of an artifact's manifest.json.
 
-    `request_key` is the key of the artifact in the compile cache, `exe_keys` are those of its executables. A machine
-    can load the artifact if it has this `target` and these `versions` of packages. `model` holds the facts that users
-    need (architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
+    schema_version  the version of this schema
+    name            the artifact's name
+    request_key     the key of the artifact in the compile cache
+    exe_keys        the keys of its executables in the compile cache
+    target          the machine that it was compiled for
+    versions        the versions of packages that loading needs, by name
+    model           facts for users: architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens
+    files           the files, sorted by path
     """
 
     schema_version: int
@@ -119,7 +126,7 @@ class Manifest(_Record):
 
 
 class WeightPart(_Record):
-    """The location of one rank's part of a weight: `offset` is in bytes from the start of `file`."""
+    """The place of one rank's part of a weight: `offset` bytes from the start of `file`."""
 
     file: str
     offset: Size
@@ -128,10 +135,15 @@ class WeightPart(_Record):
 class WeightEntry(_Record):
     """One weight in weights.json: how it was made, and where it is stored.
 
-    `recipe` is the text of the recipe that made the weight from the checkpoint. The weight's bytes are in one of three
-    places: `offset` bytes from the start of `file`; in `parts`, one per rank of the mesh in order; or they are those of
-    the weight named `same_as`. `shape` is the shape on one rank. `shard` says, as text for each axis of the mesh, how
-    the weight is divided.
+    recipe   the text of the recipe that made it from the checkpoint
+    dtype    its dtype
+    shape    its shape on one rank
+    shard    how each axis of the mesh divides it, as text
+    file     the file that holds it, `offset` bytes from the start; or None
+    same_as  the name of another weight with the same bytes; or None
+    parts    where the parts of all ranks are, in order; or None
+
+    Exactly one of `file`, `same_as` and `parts` is set.
     """
 
     recipe: str
@@ -151,10 +163,10 @@ class WeightEntry(_Record):
 
 
 def checksum_text(manifest: bytes, outside: Mapping[str, bytes]) -> tuple[str, str]:
-    """Return (text of manifest.sha256, `build_id`). The text can be checked with `sha256sum -c`.
+    """Return (text of manifest.sha256, `build_id`). `sha256sum -c` can check this text.
 
-    `manifest` holds the bytes of manifest.json, and `build_id` is their digest. `outside` maps the paths of files that
-    the manifest does not list, the golden run and the timings, to their bytes; a file that does not exist is left out.
+    `manifest` is manifest.json as bytes, and `build_id` is its SHA-256. `outside` holds the golden run and the timings
+    as bytes, by path. The manifest does not list these two files, and either may be missing.
     """
     build_id = hashlib.sha256(manifest).hexdigest()
     lines = [f"{build_id}  {MANIFEST}\n"]

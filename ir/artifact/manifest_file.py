@@ -8,10 +8,7 @@ MANIFEST = "manifest.json"
 
 
 def device_of(folder: Path) -> str | None:
-    """Return the device ("cpu" or "cuda") that the manifest in an artifact's folder names, unchecked.
-
-    None if the manifest cannot be read.
-    """
+    """Return the device ("cpu" or "cuda") in an artifact's manifest, unchecked; None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         manifest = json.loads((folder / MANIFEST).read_bytes())
         target = manifest.get("target") if isinstance(manifest, dict) else None

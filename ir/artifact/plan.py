@@ -29,19 +29,21 @@ BATCH_INVARIANT = "batch-invariant"
 
 
 def owed_features(*, deterministic: bool) -> tuple[str, ...]:
-    """Return the features that the lowering of every bucket class (range of step sizes) must provide.
+    """Return the features that all compiled code of an artifact must have.
 
-    That is ("batch-invariant",) for a deterministic artifact, else ().
+    They are ("batch-invariant",) for a deterministic artifact, else (). Code is compiled for each bucket class, which
+    is a range of step sizes.
     """
     return (BATCH_INVARIANT,) if deterministic else ()
 
 
 class BucketClass(BaseModel):
-    """A range of step sizes that share one lowering of the program, such as "decode" for steps of up to 16 tokens.
+    """A range of step sizes for which the program is compiled once, such as "decode" for steps of up to 16 tokens.
 
-    `tokens` holds the fewest and the most tokens of a step. `q_max` is the most tokens of one sequence in a step: 1 for
-    plain decode, more for speculative decoding, None for no limit. `features` names what the lowering must also
-    provide, such as "batch-invariant" (a row's bits do not depend on the other rows).
+    name      its name
+    tokens    (fewest, most) tokens of a step
+    q_max     the most tokens of a sequence in a step: 1 for plain decode, more for speculative decoding; None: no limit
+    features  further properties of the compiled code; "batch-invariant": a row's bits do not depend on other rows
     """
 
     model_config = _FROZEN
@@ -68,20 +70,27 @@ _TYPE = re.compile(r"(\w+)\[([^\];]*)")
 
 
 def shape_text(type_text: str) -> list[str]:
-    """Return the sizes in the text of a tensor type, numbers and symbols: ["T", "64"] for "f32[T, 64]".
+    """Return the sizes in the text of a tensor type, such as ["T", "64"] for "f32[T, 64]".
 
-    Returns [] if the text is not of a tensor type. Unlike the parser, this does not import torch.
+    Returns [] for other text. Unlike the parser of types, it does not import torch.
     """
     found = _TYPE.match(type_text)
     return [size.strip() for size in found[2].split(",")] if found else []
 
 
 class Executable(BaseModel):
-    """The compiled code of a region or call: a backend's `emit` writes its files, and its `load` reads them.
+    """The compiled code of a call, of a region (calls that are compiled together), or of a kernel library.
 
-    `id` identifies the code. `inputs` and `outputs` are types as text. `files` are relative to the executable's own
-    folder. `workspace` is the most bytes that one call allocates in the largest step, results included. On a GPU, a
-    CUDA graph can capture calls: launches depend only on shapes, and the host reads no result.
+    A backend's `emit` writes it, and its `load` loads it.
+
+    id         identifies the code
+    backend    the backend's name
+    inputs     the types of its inputs, as text
+    outputs    the types of its results, as text
+    files      its files, relative to its folder
+    workspace  the most bytes that one call allocates in the largest step, results included
+
+    On a GPU, a CUDA graph can capture its calls: launches depend only on shapes, and the host reads no result.
     """
 
     model_config = _FROZEN
@@ -94,14 +103,14 @@ class Executable(BaseModel):
 
 
 class Ref(BaseModel):
-    """An argument of an instruction that names a tensor: a value, input, param or state of the plan."""
+    """An argument of an instruction that is a tensor: the name of a value, input, param or state of the plan."""
 
     model_config = _FROZEN
     ref: str
 
 
 class DType(BaseModel):
-    """An argument of an instruction that is a dtype, by its name in programs, such as "bf16"."""
+    """An argument of an instruction that is a dtype, such as "bf16"."""
 
     model_config = _FROZEN
     dtype: str
@@ -112,12 +121,17 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 
 
 class Instruction(BaseModel):
-    """One call that the runtime executes.
+    """One call that the runtime runs.
 
-    `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). For an op, `executable` may be the id of code
-    that was compiled for the types of this call; that code then gets the call's tensors, in order. `results` names each
-    result of the call, "" for an unused one. `updates` names the states that the call updates in place. `frees` names
-    the values that no later instruction reads.
+    target      an op ("ingot.embedding") or an executable ("exe.<id>")
+    backend     the backend that computes it
+    args        its positional arguments
+    kwargs      its keyword arguments
+    results     the name of each result; "" for an unused one
+    updates     the names of the states that it updates in place
+    frees       the names of the values that no later instruction reads
+    executable  for an op: the id of code that was compiled for this call's types, which gets the call's tensors in
+                order; None if a function of the backend computes it
     """
 
     model_config = _FROZEN
@@ -132,16 +146,21 @@ class Instruction(BaseModel):
 
     @property
     def calls(self) -> str | None:
-        """Return the id of the executable that computes the instruction; None if the backend has a function for it."""
+        """Return the id of the executable that computes the instruction.
+
+        None if a function of the backend computes it.
+        """
         return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
 class Value(BaseModel):
-    """The memory of a value that one instruction makes and later ones read.
+    """The memory of a value that an instruction makes and later instructions read.
 
-    `type` is its type as text. `buffer` is "pool" or "view". A value in the pool is allocated before its instruction,
-    as a tensor of type `storage`, and freed after the last use of it and of its views. A view shares the memory of
-    `of`: another value, or an input, param or state.
+    type     its type as text
+    buffer   "pool" if it has memory from the pool, "view" if it shares the memory of another value
+    storage  in the pool: the type of the tensor that is allocated before the instruction; it is freed after the last
+             use of the value and of its views
+    of       for a view: the value, input, param or state that it is a view of
     """
 
     model_config = _FROZEN
@@ -154,9 +173,10 @@ class Value(BaseModel):
 class State(BaseModel):
     """A state, such as a KV cache, that the runtime allocates when it loads the plan.
 
-    `kind` names its contents ("paged_kv", "row"). States of one `group` use the same page or row numbers. `unit` is
-    "token" if it grows with each token, else "sequence". `type` is a tensor type as text; symbols such as `pages` get
-    their size at loading.
+    kind   names its contents, such as "paged_kv" or "row"
+    group  states of one group use the same page or row numbers
+    unit   "token" if it grows with each token, "sequence" if each sequence takes a fixed size
+    type   its tensor type as text; symbols such as `pages` get their sizes at loading
     """
 
     model_config = _FROZEN
@@ -169,8 +189,9 @@ class State(BaseModel):
 class BucketMemory(BaseModel):
     """The most memory that a step of one bucket class (range of step sizes) allocates.
 
-    `sizes` maps symbols such as "T" to their sizes in the largest step. `activations` is the peak in bytes: all live
-    values, and what the running call allocates. It is reached at the instruction with index `peak`.
+    sizes        the sizes of symbols such as "T" in the largest step
+    activations  the peak in bytes: all live values, and what the running call allocates
+    peak         the index of the instruction that reaches the peak
     """
 
     model_config = _FROZEN
@@ -180,11 +201,11 @@ class BucketMemory(BaseModel):
 
 
 class GroupMemory(BaseModel):
-    """The memory of a group of KV caches, which use the same page numbers.
+    """The memory of a KV cache group: caches that keep the same tokens and share page numbers.
 
     page                bytes of a page in all caches of the group
     pages_per_sequence  the most pages that a sequence of full length holds between steps
-    pages_per_step      the most pages that a step needs in addition, because it frees old pages only at its end
+    pages_per_step      the most additional pages that a step needs, because it frees old pages only at its end
     """
 
     model_config = _FROZEN
@@ -194,14 +215,14 @@ class GroupMemory(BaseModel):
 
 
 class ResidentMemory(BaseModel):
-    """The memory that a plan keeps from step to step, in bytes.
+    """The memory that a plan keeps between steps, in bytes.
 
     weights  all weights, each once
     states   the states with a row per running sequence, such as the last token
-    slot     the state of one sequence in layers with a recurrent state, such as convolutions, added up
-    groups   the groups of KV caches by name
+    slot     the recurrent states of one sequence, such as those of convolutions
+    groups   the memory of each KV cache group, by name
     inputs   the inputs of the largest step
-    outputs  the outputs of the largest step, because the outputs of the previous step are kept during a step
+    outputs  the outputs of the largest step; they are kept while the next step runs
     """
 
     model_config = _FROZEN
@@ -214,16 +235,19 @@ class ResidentMemory(BaseModel):
 
     @property
     def page(self) -> int:
-        """Return the bytes of one page in every group of KV caches, added up."""
+        """Return the bytes of one page of each KV cache group, added up."""
         return sum(group.page for group in self.groups.values())
 
 
 class BucketPlan(BaseModel):
-    """The instructions for the steps of one bucket class (range of step sizes), in order.
+    """The instructions for steps of one bucket class, which is a range of step sizes.
 
-    The instructions before index `ending` run the model and compute logits or hidden states. The others use these, for
-    example to sample tokens, and may run later. `values` maps names to the values that instructions pass on to later
-    ones.
+    bucket        the bucket class
+    instructions  all instructions, in order
+    values        the values that instructions pass on to later ones, by name
+    memory        the most memory that a step allocates
+    ending        the index of the first instruction after the model; from there on, instructions use logits or hidden
+                  states, for example to sample tokens, and may run later
     """
 
     model_config = _FROZEN
@@ -241,13 +265,20 @@ class BucketPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """All that the executor needs to run one entry (program of a model): instructions, types and memory.
+    """All that the executor needs to run one entry, which is a program of a model.
 
-    `ending` says as text how the outputs are used, such as "sample". `granule` is 1 for causal masks, else the number
-    of positions that see each other, such as 32 for blocks of 32. A step's tokens of a sequence must end at a multiple
-    of it, or at the sequence's end. `dims` maps symbols such as "T" to (least, most). `inputs`, `params` and `outputs`
-    map names to types as text; in a bucket class, logits may have a narrower dtype. `executables` maps ids to compiled
-    code, `libraries` maps backends to their kernel libraries.
+    entry        the entry's name
+    ending       what is done with the outputs, as text such as "sample"
+    granule      the number of positions that all see each other in attention, such as 32 for blocks of 32; 1 for causal
+                 masks. A step must process a sequence up to a multiple of it, or up to the sequence's end
+    dims         (least, most) sizes of symbols, by symbol such as "T"
+    inputs, params, outputs
+                 their types as text, by name; in a bucket class, logits may have a narrower dtype
+    states       the states by name
+    executables  the compiled code, by id
+    libraries    the kernel libraries, by backend
+    memory       the memory that is kept between steps
+    buckets      the instructions for each range of step sizes
     """
 
     model_config = _FROZEN
@@ -269,11 +300,12 @@ class Plan(BaseModel):
 
 
 class Plans(BaseModel):
-    """The plans that one rank runs: `plans` maps the name of each entry (program of a model) to its plan.
+    """The plans that one rank runs: one per entry. An entry is a program of a model.
 
-    Entries share params and states of the same name, and executables and libraries of the same id. `round` names the
-    entries that run in each step, in order, such as ("main", "draft"). Each entry takes its inputs from those of the
-    step. Entries pass values to each other in states.
+    `plans` holds the plans by entry name. A param or state name means one tensor in all entries. The id of an
+    executable means one executable in all entries. `round` names the entries that run in each step, in order, such as
+    ("main", "draft"). Each entry reads the inputs of the step that it needs. Entries pass values to each other in
+    states.
     """
 
     model_config = _FROZEN
@@ -282,24 +314,21 @@ class Plans(BaseModel):
 
     @property
     def states(self) -> dict[str, State]:
-        """Return the states of all entries (programs of the model) by name."""
+        """Return the states of all entries (programs of a model), by name."""
         return {name: state for plan in self.plans.values() for name, state in plan.states.items()}
 
     @property
     def executables(self) -> dict[str, Executable]:
-        """Return the executables of all entries (programs of the model) by id."""
+        """Return the executables of all entries (programs of a model), by id."""
         return {key: one for plan in self.plans.values() for key, one in plan.executables.items()}
 
     @property
     def libraries(self) -> dict[str, Executable]:
-        """Return the kernel libraries of all entries (programs of the model) by backend."""
+        """Return the kernel libraries of all entries (programs of a model), by backend."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
     def all_executables(self) -> tuple[Executable, ...]:
-        """Return all compiled code of all entries (programs of the model).
-
-        This is the code of regions and calls, and the kernel libraries.
-        """
+        """Return all executables and kernel libraries of all entries (programs of a model)."""
         return (*self.executables.values(), *self.libraries.values())
 
 
@@ -309,10 +338,10 @@ ALL = "all"
 
 
 class PlanFile(BaseModel):
-    """The contents of plan.json: the plans of every rank of a mesh.
+    """The contents of plan.json: the plans of each rank of a mesh.
 
-    `ranks[i]` is the key in `positions` of the plans that rank i runs, so ranks with equal plans share them. On one
-    device, and with tensor parallelism alone, all ranks have the key "all".
+    `positions` holds plans by a key. `ranks[i]` is the key of the plans that rank i runs, so that ranks with equal
+    plans share them. On one device, and with tensor parallelism alone, all ranks have the key "all".
     """
 
     model_config = _FROZEN
@@ -321,11 +350,11 @@ class PlanFile(BaseModel):
 
     @staticmethod
     def alike(plans: Plans, mesh: Mesh) -> "PlanFile":
-        """Return the contents of a plan.json in which every rank of a mesh has the same plans."""
+        """Return a plan.json in which all ranks of a mesh have the same plans."""
         return PlanFile(positions={ALL: plans}, ranks=(ALL,) * world_size(mesh))
 
     def of(self, rank: int) -> Plans:
-        """Return the plans of the rank with the index `rank`. Raises ArtifactError if the file has none for it."""
+        """Return the plans of the rank with index `rank`. Raises ArtifactError if there are none for it."""
         position = self.ranks[rank] if rank < len(self.ranks) else None
         if position is None or position not in self.positions:
             found = f"its position '{position[:80]}' has none" if position is not None else "it has no position"

@@ -9,9 +9,9 @@ from typing import Any
 class Numerics(enum.Enum):
     """How much a pass may change the results of a program.
 
-    EXACT: results under the interpreter stay bitwise the same, but for the sign of a zero. ROUNDING: the error against
-    a float64 interpretation is at most 1.25 times that of the program before, plus the tolerance of the dtype. LOSSY:
-    results may change, as with quantization, and need a quality score.
+    EXACT     not at all: the interpreter computes equal bits, except for the sign of zeros
+    ROUNDING  the error against float64 may grow by a factor of 1.25, plus the tolerance of the dtype
+    LOSSY     more than that, as in quantization; the change needs a quality score
     """
 
     EXACT = "exact"
@@ -21,7 +21,7 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a pass did not rewrite a node that it almost matched, or why a backend declined a call."""
+    """Why a pass did not rewrite a node that it almost matched, or why a backend declined a call."""
 
     node: str
     reason: str
@@ -29,10 +29,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite that a pass applied; `index` counts the rewrites of the pass from 0.
+    """One rewrite that a pass applied.
 
-    `anchor` is the name of the value that the pass matched. `origin` is where this value comes from in the model, such
-    as "layer 3, attention.py:176". `made` names the values that the rewrite added and that still exist after the pass.
+    index   the number of the rewrite in the pass, from 0
+    anchor  the name of the value that the pass matched
+    origin  where this value comes from in the model, such as "layer 3, attention.py:176"
+    made    the names of values that the rewrite added and that still exist after the pass
+
     Names are as in a program's text, without "%".
     """
 
@@ -43,10 +46,9 @@ class Rewrite:
 
 
 class Snapshot:
-    """The text of a program, printed only when `text` is first read: some compiles never read it.
+    """The text of a program, which is printed only when `text` is first read. Some compiles never read it.
 
-    The program must not change before that. `print_program` is an argument because this module cannot import the
-    printer, which imports this module.
+    The program must not change before that. `print_program` is an argument, because the printer imports this module.
     """
 
     def __init__(self, program: object, print_program: Callable[[Any], str]) -> None:
@@ -55,7 +57,7 @@ class Snapshot:
         self._text = ""
 
     def of(self, program: object) -> bool:
-        """Return whether this snapshot holds the object `program` itself and has not printed it yet."""
+        """Return whether this is a snapshot of the object `program` that has not been printed yet."""
         return self._program is program
 
     @property
@@ -67,12 +69,23 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """The record of one run of one pass, on the program of the model's entry `entry`.
+    """The record of one run of a pass on one program.
 
-    `bucket` names the program's bucket class (range of step sizes); None if it has none. `stage` is the pipeline stage
-    of the program after the pass. `op_count_diff` maps ops to the change in their number of calls. `peak_bytes` is the
-    most resident memory of the process during the run; None if the system does not report it. No key that identifies an
-    artifact depends on `seconds` and `peak_bytes`.
+    name           the pass
+    entry          the entry (program of the model)
+    options        the options of the pass
+    source_hash    the hash of the pass's source code
+    bucket         the program's bucket class (range of step sizes); None if it has none
+    stage          the program's pipeline stage after the pass
+    rewrites       the rewrites that the pass applied
+    refusals       the nodes that it almost rewrote, and why it did not
+    op_count_diff  the change in the number of calls, by op
+    numerics       how much the pass may change results
+    seconds        the time of the run
+    peak_bytes     the peak of the process's resident memory during the run; None if the system does not report it
+    before, after  the program before and after the pass
+
+    No key that identifies an artifact depends on `seconds` and `peak_bytes`.
     """
 
     name: str
@@ -105,10 +118,10 @@ class PassRecord:
         return len(self.rewrites)
 
     def summary(self) -> dict[str, Any]:
-        """Return the record as it is written to passes.json: without programs, time and memory.
+        """Return the record as passes.json holds it: without programs, time and memory.
 
-        Each rewrite is a list [anchor, origin, made]: the value that was rewritten, where it comes from in the model,
-        and the values that were added.
+        Each rewrite is a list [anchor, origin, made]: the matched value, where it comes from in the model, and the
+        added values.
         """
         return {
             "name": self.name,

@@ -35,17 +35,19 @@ _AGAIN = "compile the model again, or copy the artifact again"
 
 
 def trace_name(entry: str, bucket: str | None) -> str:
-    """Return the display name of a program: its entry unless that is main, and its bucket class if it has one.
+    """Return the name of a program for display, such as "draft@decode".
 
-    For example "draft@decode"; "" for main without a bucket class (range of step sizes).
+    The first part is the entry (program of the model), left out for main. The second part is the bucket class (range of
+    step sizes), left out if there is none. The name is "" if both are left out.
     """
     return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
 
 
 def run_name(pass_name: str, entry: str, bucket: str | None) -> str:
-    """Return the display name of one run of a pass: the pass, the entry unless it is main, and the bucket class.
+    """Return the name of a pass run for display, such as `cse`, `cse@draft` or `make-plan@draft@decode`.
 
-    These are joined by "@": `cse`, `choose-backends@decode`, `cse@draft`, `make-plan@draft@decode`.
+    The first part is the pass. The second part is the entry (program of the model), left out for main. The third part
+    is the bucket class (range of step sizes), left out if there is none.
     """
     return "@".join(filter(None, (pass_name, trace_name(entry, bucket))))
 
@@ -67,10 +69,11 @@ class _RefusalRow(_Schema):
 
 
 class PassRun(_Schema):
-    """One run of one pass as passes.json records it.
+    """One run of a pass, as passes.json records it. `PassRecord` explains the fields.
 
-    `before` and `after` are the trace's files with the program before and after the pass; None if the trace holds no
-    programs (level "summary"). A rewrite is (anchor, origin, made): where it was applied, and the values that it added.
+    `before` and `after` are here the trace's files with the program before and after the pass. They are None if the
+    trace holds no programs (level "summary"). A rewrite is (anchor, origin, made): the matched value, where it comes
+    from in the model, and the added values.
     """
 
     name: str
@@ -96,10 +99,10 @@ _RUNS = TypeAdapter(tuple[PassRun, ...])
 
 
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
-    """Return the files of a trace by path: programs as text, and passes.json as a JSON value.
+    """Return the files of a trace by path. Programs are text, and passes.json is a JSON value.
 
-    `level` "summary" writes passes.json alone, "none" nothing. `traced` maps each entry (program of the model) to its
-    text before the first pass. `records` are the pass runs of all entries, in order.
+    With `level` "summary" there is only passes.json, and with "none" there is nothing. `traced` holds the text of each
+    entry (program of the model) before the first pass. `records` are the pass runs of all entries, in order.
     """
     if level == "none":
         return {}
@@ -126,10 +129,10 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
 
 
 def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
-    """Add a program's text to `files`, by path, and return (path, text).
+    """Add the text of a program to `files`, and return the (path, text) under which it was added.
 
-    It is stored as a delta from the program `base`, given as (path, text), if that is shorter, else as text. `stem` is
-    the new path without its suffix, ".delta" or ".ir".
+    `base` is (path, text) of another program. `files` gets a delta from it if that is shorter, else the text. `stem` is
+    the path without the suffix, which is ".delta" or ".ir".
     """
     delta = encode_delta(text, base[1], base[0])
     file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)
@@ -142,10 +145,11 @@ def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One run of one pass in an artifact's trace, with the programs before and after it.
+    """One run of a pass in an artifact's trace, with the programs before and after it.
 
-    `number` counts runs from 1. `seconds` and `peak_bytes`, the peak of the process's resident memory, are None if the
-    artifact lost its timings or the system does not report them.
+    `number` counts the runs from 1. `run` is its record. `seconds` is its time, and `peak_bytes` the peak of the
+    process's resident memory. They are None if the artifact lost its timings. `peak_bytes` is also None if the system
+    does not report it.
     """
 
     number: int
@@ -165,8 +169,8 @@ class TraceEntry:
     def title(self) -> str:
         """Return the name of the run for display, such as `cse` or `choose-backends@decode`.
 
-        It has the pass, the entry (program of the model) unless that is main, and the bucket class (range of step
-        sizes).
+        The first part is the pass. The entry (program of the model) follows unless it is main, then the bucket class
+        (range of step sizes).
         """
         return self.run.title
 
@@ -180,7 +184,7 @@ class TraceEntry:
 
     @property
     def stage(self) -> str:
-        """Return the name of the pipeline stage that the program has after the pass."""
+        """Return the name of the program's pipeline stage after the pass."""
         return self.run.stage
 
     @property
@@ -203,7 +207,7 @@ class TraceEntry:
 
     @property
     def op_count_diff(self) -> dict[str, int]:
-        """Return how the pass changed the number of calls of each op, as {"ingot.linear": -2}.
+        """Return the change in the number of calls of each op, such as {"ingot.linear": -2}.
 
         Ops without a change are left out.
         """
@@ -234,7 +238,7 @@ class TraceEntry:
         return _parsed(self.after_text)
 
     def diff(self) -> "ProgramDiff":
-        """Return the differences that the pass made to what the program computes.
+        """Return how the pass changed what the program computes.
 
         Raises ArtifactError if the trace has no programs.
         """
@@ -256,8 +260,8 @@ def _parsed(text: str) -> "Program":
 class Trace(Sequence[TraceEntry]):
     """The runs of all passes of a compile, in order. An index is a number or a name: `trace[3]`, `trace["cse@NORMAL"]`.
 
-    A name is a pass, optionally with "@" and a bucket class, entry or stage: `trace["choose-backends@decode"]`. If a
-    pass ran in several stages, its name alone means the last run.
+    A name is a pass such as "cse". It may continue with "@" and one of three: a bucket class (range of step sizes), an
+    entry (program of the model), or a pipeline stage. The name of a pass that ran in several stages means its last run.
     """
 
     def __init__(self, entries: Iterable[TraceEntry], text: Callable[[str], str]) -> None:
@@ -287,9 +291,10 @@ class Trace(Sequence[TraceEntry]):
         return found[-1]
 
     def runs(self, name: str) -> tuple[TraceEntry, ...]:
-        """Return every run of a pass. `name` is the pass, optionally with "@" and a bucket class, entry or stage.
+        """Return all runs of a pass. Raises OptionError if there is none.
 
-        Raises OptionError if there is none.
+        `name` is the pass. It may continue with "@" and one of three: a bucket class (range of step sizes), an entry
+        (program of the model), or a pipeline stage.
         """
         wanted, *parts = name.split("@")
         found = tuple(
@@ -308,7 +313,7 @@ class Trace(Sequence[TraceEntry]):
         return found
 
     def traced_text(self, entry: str = "main") -> str:
-        """Return the text of an entry (program of the model) as the tracer made it, before the first pass.
+        """Return the text of an entry (program of the model) as traced, before the first pass.
 
         Raises ArtifactError if the trace has no programs.
         """
@@ -318,11 +323,11 @@ class Trace(Sequence[TraceEntry]):
 
 
 def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
-    """Return the trace of an artifact.
+    """Return the trace of an artifact from its files.
 
-    `rows` is the JSON value of passes.json, `timings` that of timings.json; None if that file is lost. `read` returns a
-    file of the artifact as text. Raises ArtifactError if `rows` or `timings` are malformed. A damaged program raises
-    ArtifactError only when it is read.
+    `rows` is passes.json as a JSON value. `timings` is timings.json as a JSON value, or None if the file is lost.
+    `read` returns another file of the artifact as text. Raises ArtifactError if `rows` or `timings` are malformed. A
+    damaged program raises ArtifactError only when it is read.
     """
     try:
         runs = _RUNS.validate_python(rows)
@@ -341,9 +346,9 @@ def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Tra
 
 
 def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None, int | None]]:
-    """Return (seconds, peak bytes of memory) of each run of `runs`, from the JSON value of timings.json.
+    """Return (seconds, peak bytes of memory) of each pass run, from the JSON value of timings.json.
 
-    (None, None) for each run if `timings` is None.
+    Both are None for each run if `timings` is None.
     """
     if timings is None:
         return [(None, None)] * len(runs)
@@ -357,9 +362,9 @@ def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None,
 
 
 class _Texts:
-    """Reads the programs of a trace, each by its file, as text; a file may be a delta from another one.
+    """Reads the programs of a trace as text. A program's file may be a delta from another file.
 
-    Caches the last program, because the next file is often a delta from it.
+    The last program is cached, because the next file is often a delta from it.
     """
 
     def __init__(self, read: Callable[[str], str]) -> None:

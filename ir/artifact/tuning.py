@@ -17,13 +17,15 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")]
 
 
 class Choice(BaseModel):
-    """The tile sizes that were chosen for a Triton kernel on one problem (shapes, dtypes and switches by name).
+    """The tile sizes that were chosen for a Triton kernel on one problem.
 
-    `tiles` maps the kernel's constants to sizes. `source` says where they come from: the backend's own table of
-    measurements ("table"), its rule for problems outside the table ("heuristic"), a tuning log that the user passed
-    ("given"), or measurements of this compile or an earlier, cached one ("measured"). `microseconds` is the time of one
-    call in a chain of equal calls; None if it was not timed. `reason` is a remark for the user, such as that the tuning
-    log has no sizes for the problem; "" without one.
+    kernel        the kernel's name
+    problem       the shapes, dtypes and switches of the call, by name
+    tiles         the chosen sizes, by name of the kernel's constant
+    source        where the sizes are from: a table of the backend ("table"), its rule for other problems ("heuristic"),
+                  a tuning log of the user ("given"), or timing by this compile or an earlier, cached one ("measured")
+    microseconds  the time of one call in a chain of equal calls; None if it was not timed
+    reason        a remark for the user, such as that the tuning log has no sizes for the problem; "" without one
     """
 
     model_config = _FROZEN
@@ -36,7 +38,7 @@ class Choice(BaseModel):
 
     @property
     def key(self) -> str:
-        """Return a key that identifies the kernel and the problem; it does not depend on the tile sizes."""
+        """Return a key that identifies the kernel and the problem. It does not depend on the tile sizes."""
         return choice_key(self.kernel, self.problem)
 
     def decides(self) -> dict[str, object]:
@@ -56,9 +58,10 @@ _CHOICES = TypeAdapter(tuple[Choice, ...])
 class TuningLog(BaseModel):
     """The tile sizes and backends that a compile chose for one kind of machine.
 
-    `target` is "cpu" or a compute capability such as "sm_90". `cores` is the number of cores or multiprocessors of the
-    machine. `choices` holds the tile sizes, one record per kernel and problem. `calls` holds the chosen backend, with
-    measured times, of each call that was timed.
+    target   "cpu" or a compute capability such as "sm_90"
+    cores    the machine's number of cores or multiprocessors
+    choices  the tile sizes: one record per kernel and problem
+    calls    for each call that was timed, the chosen backend and the times
     """
 
     model_config = _FROZEN
@@ -80,16 +83,16 @@ class TuningLog(BaseModel):
         return self
 
     def given(self) -> tuple[Choice, ...]:
-        """Return the log's tile sizes with `source` set to "given", for a compile that uses this log."""
+        """Return the log's tile sizes for a compile that uses this log. Their `source` is "given"."""
         return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
 
     def given_calls(self) -> tuple[BackendTimes, ...]:
-        """Return the log's records of timed calls with `source` set to "given", for a compile that uses this log."""
+        """Return the log's timed calls for a compile that uses this log. Their `source` is "given"."""
         return tuple(one.model_copy(update={"source": "given"}) for one in self.calls)
 
 
 def read_choices(values: object) -> tuple[Choice, ...]:
-    """Check JSON values and return the tile sizes in them. Raises pydantic's ValidationError for other values."""
+    """Read tile sizes from a JSON value and check them. Raises pydantic's ValidationError for malformed values."""
     return _CHOICES.validate_json(json.dumps(values))
 
 
@@ -98,7 +101,7 @@ def choice_key(kernel: str, problem: Problem) -> str:
 
 
 def _fields(fields: Mapping[str, object]) -> str:
-    """Return fields as text: `name=value`, but for a switch only its name if it is on, and nothing if it is off."""
+    """Return fields as text: `name=value`, or only the name for True. False is left out."""
     return ", ".join(
         name if value is True else f"{name}={value}" for name, value in fields.items() if value is not False
     )

@@ -24,7 +24,7 @@ CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES[
 
 
 class Typed(Protocol):
-    """Anything with a dtype: a tensor, or the type of one in a program."""
+    """Anything with a dtype: a tensor, or the type of a tensor in a program."""
 
     @property
     def dtype(self) -> Any: ...
@@ -32,7 +32,7 @@ class Typed(Protocol):
 
 @dataclass(frozen=True)
 class CacheScales:
-    """The scales of an eight-bit KV cache: a write divides keys by `k` and values by `v`.
+    """The scales of an eight-bit KV cache. Keys are divided by `k` and values by `v` when they are written.
 
     Raises VerifyError unless both are positive numbers.
     """
@@ -47,24 +47,30 @@ class CacheScales:
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "CacheScales":
-        """Return the scales `k_scale` and `v_scale` of an op call; `call` maps parameter names to arguments."""
+        """Return the scales of an op call, from its arguments `k_scale` and `v_scale`.
+
+        `call` holds all arguments by name.
+        """
         return CacheScales(call["k_scale"], call["v_scale"])
 
     def options(self) -> dict[str, float]:
-        """Return the op attributes `k_scale` and `v_scale`, without those that are 1.0, the default."""
+        """Return the scales as op arguments `k_scale` and `v_scale`.
+
+        Scales of 1.0 are left out, because 1.0 is the default.
+        """
         return {name: value for name, value in (("k_scale", self.k), ("v_scale", self.v)) if value != 1.0}
 
 
 def is_narrow(dtype: "torch.dtype") -> bool:
-    """Return whether `dtype` is f8e4m3, the eight-bit float that a KV cache can have in place of the model's dtype."""
+    """Return whether `dtype` is f8e4m3, the one eight-bit float dtype that a KV cache can have."""
     return DTYPE_NAMES.get(dtype) == "f8e4m3"
 
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
-    """Raise VerifyError unless the cache `kv` can store keys and values of the dtype of `keys`.
+    """Raise VerifyError if the cache `kv` cannot store keys and values of the dtype of `keys`.
 
-    The cache must have that dtype, or be f8e4m3 (eight-bit float). Scales other than 1.0 need an f8e4m3 cache. Queries
-    may be passed as `keys`.
+    It can if both dtypes are equal, or if the cache is f8e4m3 (eight-bit float). Scales other than 1.0 need f8e4m3.
+    Queries may be passed as `keys`, because their dtype is equal.
     """
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
@@ -74,9 +80,9 @@ def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) ->
 
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
-    """Return an eight-bit float tensor viewed as u8; other tensors are returned unchanged.
+    """View an eight-bit float tensor as u8, so that torch can copy, fill and index it.
 
-    torch cannot copy, fill and index all eight-bit float dtypes.
+    Return other tensors unchanged.
     """
     import torch
 
@@ -84,7 +90,7 @@ def as_movable(x: "torch.Tensor") -> "torch.Tensor":
 
 
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
-    """Return keys or values `x` as a cache of `dtype` stores them: divided by `scale`, saturated and rounded."""
+    """Convert keys or values `x` to what a cache of `dtype` stores: divide by `scale`, saturate and round."""
     import torch
 
     if scale != 1.0:

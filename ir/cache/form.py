@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # so that `--help` does not import torch
 
 
 class Shaped(Protocol):
-    """Anything with a shape: a tensor, or the type of one in a program."""
+    """Anything with a shape: a tensor, or the type of a tensor in a program."""
 
     @property
     def shape(self) -> Any: ...
@@ -30,10 +30,11 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class CacheForm:
-    """How a KV cache stores keys and values: the elements of a key and of a value, per head and position.
+    """How a KV cache stores the key and the value of each head and position.
 
-    `key_width` and `value_width` are their numbers of elements. `shared`: only the key is stored, and its first
-    `value_width` elements are the value, as in multi-head latent attention.
+    key_width    the number of elements of a key
+    value_width  the number of elements of a value
+    shared       whether only the key is stored; its start is then the value, as in multi-head latent attention
     """
 
     key_width: int
@@ -54,8 +55,8 @@ class CacheForm:
     def given(q: Shaped, k: Shaped, v: Shaped | None, value_width: int | None) -> "CacheForm":
         """Return the form of the KV cache for attention of q [T, H, D] over k [T, KV, D] and v [T, KV, V].
 
-        If v is None, values are the first `value_width` elements of the keys, as in multi-head latent attention. Raises
-        VerifyError if the arguments do not fit together.
+        If v is None, values are the first `value_width` elements of the keys, as in multi-head latent attention.
+        Otherwise `value_width` must be None. Raises VerifyError if the arguments do not fit together.
         """
         if k.shape[2] != q.shape[2]:
             raise VerifyError(
@@ -70,9 +71,10 @@ class CacheForm:
 
     @staticmethod
     def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
-        """Return the form of a KV cache that stores k [T, KV, D] and v [T, KV, V].
+        """Return the form of a KV cache for keys k [T, KV, D] and values v [T, KV, V].
 
-        If v is None, only keys are stored, and values are their first `value_width` elements; None means all elements.
+        If v is None, only keys are stored, and the first `value_width` elements of a key are its value. `value_width`
+        None means all elements of the key.
         """
         if v is None:
             return CacheForm(k.shape[2], k.shape[2] if value_width is None else value_width, shared=True)
@@ -80,10 +82,10 @@ class CacheForm:
 
     @staticmethod
     def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
-        """Return the form of a KV cache with the given shape, from the arguments of an attention op that reads it.
+        """Return the form of a KV cache of this shape, for an attention op that reads it.
 
-        `key_width` is the width of q, which is that of a key. `value_width` is the op's attribute of this name: None
-        unless values are the first elements of keys. Raises VerifyError if the shape fits no form.
+        `key_width` is the width of q, and so of a key. `value_width` is the op's argument of this name: a number if
+        values are the first elements of keys, else None. Raises VerifyError if the shape fits no form.
         """
         if value_width is not None:
             form = CacheForm(key_width, value_width, shared=True)
@@ -96,9 +98,9 @@ class CacheForm:
 
     @staticmethod
     def check_equal(kv: Shaped, k: Shaped, v: Shaped) -> None:
-        """Raise VerifyError unless k and v are equally wide and the cache `kv` has the shape for them.
+        """Raise VerifyError unless k and v have equal widths and the cache `kv` has the shape for them.
 
-        Fused ops that write the cache call this; they support only separate keys and values of equal width.
+        Fused ops that write the cache support only this case.
         """
         form = CacheForm.of(k, v)
         if not form.equal:
@@ -106,7 +108,7 @@ class CacheForm:
         form.check(kv.shape)
 
     def check(self, shape: Sequence[Any]) -> None:
-        """Raise VerifyError unless `shape` is the shape of a KV cache that stores keys and values in this form."""
+        """Raise VerifyError if a KV cache of this form cannot have the shape `shape`."""
         if len(shape) != 5 or (shape[1], shape[4]) != (self.parts, self.row):
             raise VerifyError(
                 f"a cache {list(shape)} for {self}", expected=str(list(self.shape("page", "kv_heads"))).replace("'", "")
@@ -119,9 +121,9 @@ class CacheForm:
 
     @property
     def equal(self) -> bool:
-        """Return whether keys and values are equally wide and stored separately.
+        """Return whether keys and values are stored separately and have equal widths.
 
-        They are then at index 0 and 1 of the cache's second axis.
+        The cache's second axis then has keys at index 0 and values at index 1.
         """
         return not self.shared and self.key_width == self.value_width
 
@@ -131,28 +133,28 @@ class CacheForm:
 
     @property
     def row(self) -> int:
-        """Return the size of the cache's last axis: how many numbers are stored together for a head and position."""
+        """Return the size of the cache's last axis: how many numbers of a head and position are stored side by side."""
         return self.key_width + (0 if self.equal or self.shared else self.value_width)
 
     def shape(self, page: Any, kv_heads: Any) -> tuple[Any, ...]:
-        """Return the shape of a cache with `page` positions per page; its first size is the symbol "pages"."""
+        """Return the shape of a cache, with the symbol "pages" as its first size. A page has `page` positions."""
         return ("pages", self.parts, page, kv_heads, self.row)
 
     def value_offset(self, page: int, kv_heads: int) -> int:
-        """Return the distance from a key to its value in the cache, in elements; 0 if the value is a part of the key.
+        """Return the distance in memory from a key to its value, in elements.
 
-        A page has `page` positions and `kv_heads` heads.
+        It is 0 if the value is a part of the key. A page has `page` positions and `kv_heads` heads.
         """
         if self.equal:
             return page * kv_heads * self.key_width
         return 0 if self.shared else self.key_width
 
     def keys(self, kv: "torch.Tensor") -> "torch.Tensor":
-        """Return the keys [pages, page, kv_heads, key_width], a view of the cache or of some of its pages."""
+        """View the keys [pages, page, kv_heads, key_width] of the cache `kv` or of some of its pages."""
         return kv[:, 0, :, :, : self.key_width]
 
     def values(self, kv: "torch.Tensor") -> "torch.Tensor":
-        """Return the values [pages, page, kv_heads, value_width], a view of the cache or of some of its pages."""
+        """View the values [pages, page, kv_heads, value_width] of the cache `kv` or of some of its pages."""
         if self.equal:
             return kv[:, 1]
         first = 0 if self.shared else self.key_width

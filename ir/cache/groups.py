@@ -21,19 +21,19 @@ _TABLE, _SLOTS = "page_table", "slots"
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """A group of KV caches that keep the same tokens, and so share a pool of pages and a page table.
+    """A KV cache group: caches that keep the same tokens. They share a pool of pages and a page table.
 
-    `lifetime` is the attention mask that decides which tokens are kept. With a window mask, a page is freed once no
-    later query can see its tokens. `causal` keeps every token.
+    `lifetime` is the attention mask that decides how long a token is kept. With a window or chunks, a page is freed
+    when no later query can see its tokens. With `causal`, all tokens are kept.
     """
 
     lifetime: Mask = CAUSAL
 
     @staticmethod
     def named(name: str) -> "CacheGroup":
-        """Return the cache group with this name, such as "window_1024" or "chunked_256".
+        """Return the KV cache group of this name, such as "window_1024" or "chunked_256".
 
-        Any other name, such as "full", means the group FULL, which keeps every token.
+        Any other name, such as "full", means the group FULL, which keeps all tokens.
         """
         try:
             return CacheGroup.of(Mask.named(name))
@@ -42,15 +42,15 @@ class CacheGroup:
 
     @staticmethod
     def of(mask: Mask) -> "CacheGroup":
-        """Return the group of the KV caches that attention with this mask reads.
+        """Return the KV cache group for attention with this mask.
 
-        It is FULL, which keeps every token, unless the mask is a window or chunks.
+        For a window or chunks it is a group that frees pages. For other masks it is FULL, which keeps all tokens.
         """
         return CacheGroup(mask) if mask.forgets else FULL
 
     @property
     def forgets(self) -> bool:
-        """Return whether pages are freed while their sequence still runs: for window and chunked attention."""
+        """Return whether the group frees pages of a sequence that still runs, as with windows and chunks."""
         return self.lifetime.forgets
 
     @property
@@ -59,40 +59,40 @@ class CacheGroup:
 
     @property
     def page_table(self) -> str:
-        """Return the name of the step input that holds the page table of the group."""
+        """Return the name of the step input with the group's page table, such as "page_table_window_1024"."""
         return f"{_TABLE}_{self.name}" if self.forgets else _TABLE
 
     @property
     def slots(self) -> str:
-        """Return the name of the step input with the cache slots (page * page size + offset) of the step's tokens.
+        """Return the name of the step input with the group's cache slots, such as "slots_window_1024".
 
-        Each cache group has an input of its own.
+        A cache slot is the place of a token in the caches: page * page size + offset.
         """
         return f"{_SLOTS}_{self.name}" if self.forgets else _SLOTS
 
     @property
     def reserved(self) -> int:
-        """Return how many pages at the start of the group's pool are never allocated: 1 if it frees pages, else 0.
+        """Return how many pages at the start of the group's pool are never allocated.
 
-        Page tables of such a group contain page 0 in place of a freed page.
+        A group that frees pages has one: in page tables, page 0 stands for freed pages. Other groups have none.
         """
         return int(self.forgets)
 
     def held(self, pages: Iterable[int]) -> list[int]:
-        """Return the page numbers in `pages`, the list of a sequence, without those of freed pages.
+        """Return the page numbers in a sequence's list `pages`, without freed pages.
 
-        A group that frees pages has page 0 in place of each of them.
+        In a group that frees pages, page 0 stands for each freed page.
         """
         return [page for page in pages if page >= self.reserved]
 
     def first_page(self, position: int, page_size: int) -> int:
-        """Return the index, in a sequence's list of pages, of the first page that queries from `position` on read."""
+        """Return the first page that queries at `position` and later read, as an index into a sequence's pages."""
         return max(0, self.lifetime.first(position)) // page_size
 
     def pages_between_steps(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages that a sequence of `num_tokens` tokens holds between steps and in decode steps.
+        """Return the most pages that a sequence of `num_tokens` tokens holds between steps, and in decode steps.
 
-        A window group frees earlier pages. During a step with a prompt chunk a sequence holds more.
+        In a step with a prompt chunk, a sequence may hold more pages.
         """
         pages = -(-num_tokens // page_size)
         if not self.forgets:
@@ -104,11 +104,11 @@ class CacheGroup:
         return min(pages, -(-(latest + size) // page_size))
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages that a step fills and no later step reads, for a prompt chunk of `num_tokens` tokens.
+        """Return the most pages that a prompt chunk of `num_tokens` tokens fills and no later step reads.
 
-        Example: after a chunk of 4096 tokens, a window of 1024 needs only the last pages. Pages that a sequence needs
-        to resume from the chunk's last page boundary do not count. For several chunks in one step, pass the sum of
-        their tokens: this bounds the sum of their pages.
+        Example: after a chunk of 4096 tokens, a window of 1024 needs only the last pages. Pages that are needed to
+        resume the sequence from the chunk's last page boundary do not count. For several chunks in one step, pass the
+        sum of their tokens. The result is then a limit for the sum of their pages.
         """
         if not self.forgets:
             return 0
@@ -120,14 +120,17 @@ FULL = CacheGroup()
 
 
 def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
-    """Return the cache groups without duplicates: FULL, which keeps all tokens, then by the number of tokens kept."""
+    """Sort KV cache groups by how many tokens they keep, without duplicates.
+
+    FULL, which keeps all tokens, comes first. Then small windows come before large ones.
+    """
     return sorted(set(groups), key=lambda group: (group.forgets, group.lifetime.size, group.name))
 
 
 def group_of_input(name: str) -> CacheGroup | None:
-    """Return the cache group for which the step input `name` is the page table or the slots.
+    """Return the KV cache group to which the step input `name` belongs; None if it belongs to none.
 
-    None for any other input.
+    It belongs to a group if it is the group's page table, or the cache slots of the step's tokens in the group.
     """
     for kind in (_TABLE, _SLOTS):
         if name == kind:
@@ -138,9 +141,9 @@ def group_of_input(name: str) -> CacheGroup | None:
 
 
 def table_groups(inputs: Iterable[str]) -> list[CacheGroup]:
-    """Return the cache groups that have a page table among the step inputs with these names.
+    """Return the KV cache groups that have a page table among the step inputs `inputs`.
 
-    The group FULL, which keeps every token, comes first.
+    The group FULL, which keeps all tokens, comes first.
     """
     found = [group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table]
     return ordered(found)

@@ -18,12 +18,12 @@ class MemoryNeed:
     """The memory that serving a model needs on one device, in bytes.
 
     weights      all weights, each once
-    activations  peak allocation of a step with its inputs, and the outputs of the last step of each entry
+    activations  the largest allocation of a step, its inputs, and the last outputs of each entry (program of the model)
     states       the states with a row per running sequence, such as the last token
-    groups       the groups of KV caches by name, with the bytes of their pages
-    slot         the recurrent states of one sequence, such as those of convolutions, added up
+    groups       the bytes of a page and the numbers of pages, by name of the KV cache group
+    slot         the recurrent states of one sequence, such as those of convolutions
     sequences    the most sequences that run at once (not bytes)
-    scratch      by cache group, the pages for keys and values that only the step that writes them reads
+    scratch      the scratch pages (pages that are used in one step only), by name of the KV cache group
     granularity  the device maps memory into address ranges in multiples of this many bytes
     """
 
@@ -38,12 +38,14 @@ class MemoryNeed:
 
     @staticmethod
     def of(plans: Plans, granularity: int | None = 1) -> "MemoryNeed":
-        """Return the memory that serving a model needs, from the plans of all its entries (programs).
+        """Return the memory that serving a model needs, from the plans of its entries (its programs).
 
-        Entries run one after the other, so the largest allocation of a step counts. The outputs of all entries count,
-        because they may be held while other entries run. Weights and states that entries share count once.
-        `granularity`: the device maps memory in multiples of this many bytes. None: it cannot map the same memory into
-        several caches, so no cache group has scratch pages.
+        Entries run one after the other, so only the largest allocation of a step counts. The outputs of all entries
+        count, because they may be kept while other entries run. Weights and states count once, even if several entries
+        use them.
+
+        `granularity` is the unit in which the device maps memory, in bytes. None means that the device cannot map one
+        piece of memory into several caches. Then no KV cache group has scratch pages.
         """
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
@@ -67,66 +69,73 @@ class MemoryNeed:
 
     @property
     def fixed(self) -> int:
-        """Return the bytes that serving needs in addition to the pages of KV caches.
+        """Return the bytes that serving needs without the pages of KV caches.
 
-        These are weights, activations, states with a row or slot per running sequence, and scratch pages.
+        They are for weights, activations, states of running sequences, and scratch pages.
         """
         return self.weights + self.activations + self.states + self.sequences * self.slot + self.scratch_bytes
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes of the scratch pages of all cache groups.
+        """Return the bytes of the scratch pages of all KV cache groups.
 
-        These pages hold keys and values that only the step that writes them reads.
+        Scratch pages hold keys and values that are used in one step only.
         """
         return sum(one.bytes(self.granularity) for one in self.scratch.values())
 
     @property
     def page(self) -> int:
-        """Return the bytes of one page in every group of KV caches, added up."""
+        """Return the bytes of one page of each KV cache group, added up."""
         return sum(group.page for group in self.groups.values())
 
     @property
     def sequence(self) -> int:
-        """Return the bytes of pages that serving one sequence of full length needs, in all groups of KV caches.
+        """Return the bytes of the pages for one sequence of full length, in all KV cache groups.
 
-        Includes pages that a pool reserves and never allocates.
+        Pages that a pool reserves and never allocates are included.
         """
         return sum(self.least(name) * group.page for name, group in self.groups.items())
 
     def least(self, name: str) -> int:
-        """Return the fewest pages of the cache group `name` that suffice to serve one sequence of full length."""
+        """Return the fewest pages with which the KV cache group `name` can serve one sequence of full length."""
         return self.groups[name].pages_per_sequence + CacheGroup.named(name).reserved
 
     def most(self, name: str, sequences: int) -> int:
-        """Return the most pages that `sequences` running sequences can use in the cache group `name`."""
+        """Return the most pages that `sequences` running sequences can use in the KV cache group `name`."""
         own = sequences * self.groups[name].pages_per_sequence
         # With scratch pages, a long prompt chunk needs this many at once, and the step in flight may read as many.
         steps = 2 if self.has_scratch(name) else 1
         return own + steps * self.extra_in_step(name) + CacheGroup.named(name).reserved
 
     def extra_in_step(self, name: str) -> int:
-        """Return how many pages a step can need in the cache group `name` in addition to the pages held between steps.
+        """Return how many more pages the KV cache group `name` may need during a step than between steps.
 
-        With scratch pages, only pages count that later steps read too; the others are scratch pages.
+        Scratch pages, which are used in one step only, do not count.
         """
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 
     def has_scratch(self, name: str) -> bool:
-        """Return whether the cache group `name` has scratch pages, for keys and values that only one step reads."""
+        """Return whether the KV cache group `name` has scratch pages.
+
+        Scratch pages hold keys and values that are used in one step only.
+        """
         return name in self.scratch and self.scratch[name].pages > 0
 
     def pages_within(self, memory: int) -> int:
-        """Return how many pages each cache group can have if serving may use `memory` bytes in total.
+        """Return how many pages each KV cache group can have if serving may use `memory` bytes in all.
 
-        Negative if the other memory (weights, activations, states) alone exceeds `memory`.
+        The result is negative if weights, activations and states alone need more.
         """
         return (memory - self.fixed) // self.page
 
 
 class PlannedState(NamedTuple):
-    """A state of a plan: its group, its tensor type, and the largest size of each symbol (such as "T") in the plan."""
+    """A state that a plan has: a tensor that stays on the device between steps.
+
+    `group` names the states with the same page or row numbers. `type` is the tensor type. `sizes` maps symbols such as
+    "T" to their largest sizes in the plan.
+    """
 
     group: str
     type: "TensorType"
@@ -134,10 +143,10 @@ class PlannedState(NamedTuple):
 
 
 def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str, GroupMemory]]:
-    """Return (bytes of row states, bytes of a slot, cache groups by name) of `states`, given by name.
+    """Return (bytes of row states, bytes of a slot, KV cache groups by name) for `states`, which are given by name.
 
-    Row states have a row per running sequence, such as the last token. A slot holds the recurrent states of one
-    sequence, such as those of convolutions. The cache groups come with the bytes and numbers of their pages.
+    Row states have a row per running sequence, such as its last token. A slot holds the recurrent states of one
+    sequence, such as the state of a convolution. A KV cache group comes with the bytes and numbers of its pages.
     """
     kept = slot = 0
     pages: dict[str, int] = {}
@@ -165,13 +174,16 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str
 
 
 def _page_size(cache: "TensorType") -> int:
-    """Return the number of tokens per page of a KV cache [pages, parts, page_size, …]; 1 if the type shows none."""
+    """Return the number of tokens in a page of a KV cache, from its type [pages, parts, page_size, …].
+
+    Returns 1 if the type does not show it.
+    """
     size = cache.shape[2] if len(cache.shape) > 2 else 1
     return size if isinstance(size, int) else 1
 
 
 def planned_states(plans: Iterable[Plan]) -> dict[str, PlannedState]:
-    """Return the states of all `plans` by name. States of the same name in several plans are the same state."""
+    """Return the states of all `plans` by name. A name means one state, even if several plans have it."""
     from ingot.ir.parse import parse_type  # here, so that `--help` does not import torch
 
     return {

@@ -15,11 +15,11 @@ from ingot.ir.cache.groups import CacheGroup
 
 @dataclass(frozen=True)
 class Scratch:
-    """The scratch pages of a group of KV caches: pages for keys and values that only the step that writes them reads.
+    """The scratch pages of a KV cache group. They hold keys and values that are used in one step only.
 
-    pages     the number of scratch pages that the largest step needs; 0 if the group has none
+    pages     the number of scratch pages for the largest step; 0 if the group has none
     page      bytes of a page in one cache
-    caches    the number of caches in the group; the scratch pages of all of them are the same memory
+    caches    the number of caches in the group; their scratch pages are the same memory
     why_none  why the group has no scratch pages; "" if it has some
     """
 
@@ -29,10 +29,10 @@ class Scratch:
     why_none: str = ""
 
     def bytes(self, granularity: int) -> int:
-        """Return the most bytes that the group's scratch pages cost; 0 without scratch pages.
+        """Return the most bytes that the group's scratch pages take; 0 without scratch pages.
 
-        The cost is the scratch pages of one cache, because all caches share them, and the loss by rounding to multiples
-        of `granularity` bytes, in which the device maps memory.
+        Scratch pages are used in one step only. All caches of the group share them, so they count once. The device maps
+        memory in multiples of `granularity` bytes. The loss by rounding up to these multiples counts too.
         """
         if not self.pages:
             return 0
@@ -41,10 +41,11 @@ class Scratch:
 
 
 def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
-    """Return the scratch pages of each cache group with a window or chunks, by the name of the group.
+    """Return the scratch pages of each KV cache group with a window or chunks, by the name of the group.
 
-    Scratch pages hold keys and values that only the step that writes them reads, so all caches of a group share their
-    memory. If `on_device` is False, the device cannot share memory between caches, and every group gets 0 pages.
+    Scratch pages hold keys and values that are used in one step only. All caches of a group share their memory.
+    `on_device` says whether the device can map one piece of memory into several caches. If not, each group has 0
+    scratch pages.
     """
     found: dict[str, list[tuple[Plan, str, str]]] = {}
     for plan in plans.plans.values():
@@ -78,10 +79,11 @@ def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plan
 
 
 def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
-    """Return the name of a cache that keeps a bucket class from using scratch pages; None if there is none.
+    """Return the name of a cache that makes scratch pages impossible in a bucket class; None if none does.
 
-    Caches can share scratch pages only if the instructions finish with each of `caches` before they use the next. The
-    returned cache is used again after another one, or by one instruction together with another one.
+    Caches can share scratch pages if the instructions finish with one of `caches` before they use the next one. A cache
+    breaks this if it is used again after another one, or by one instruction together with another one. A bucket class
+    is a range of step sizes.
     """
     at: str | None = None
     done: set[str] = set()
@@ -98,7 +100,10 @@ def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
 
 
 def _storages(instruction: Instruction, bucket: BucketPlan) -> Iterator[str]:
-    """Yield the names of the states and values whose memory an instruction uses. A view yields what it is a view of."""
+    """Yield the names of the states and values whose memory an instruction uses.
+
+    For a view, that is the viewed value.
+    """
     for argument in (*instruction.args, *instruction.kwargs.values()):
         if isinstance(argument, Ref):
             value = bucket.values.get(argument.ref)

@@ -23,18 +23,18 @@ _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """A group of KV caches (with the same lifetime and page numbers), for display.
+    """A KV cache group, for display: KV caches that keep the same tokens and use the same page numbers.
 
-    keeps          which tokens of a sequence it keeps, in words such as "the last 1024 tokens"
+    keeps          the tokens of a sequence that it keeps, in words such as "the last 1024 tokens"
     page_bytes     bytes of a page in all caches of the group
     page_tokens    tokens of a page; 0 if unknown
     between_steps  the most pages that a sequence of full length holds between steps
-    in_step        the most pages that it holds during a step, if all tokens of the step are from this sequence
-    scratch_pages  further pages that such a step uses for keys and values that only this step reads
+    in_step        the most pages that it holds during a step, if all tokens of the step belong to it
+    scratch_pages  further pages of such a step, for keys and values that are used in this step only
     scratch_bytes  bytes of the scratch pages, which all caches of the group share
     why_none       why a group that frees pages has no scratch pages
     reserved       pages of the pool that no sequence holds
-    layers         the layers of its keys and values, such as "0, 2–5"
+    layers         the layers with these caches, such as "0, 2–5"
     forms          what the caches store per token, in words
     """
 
@@ -54,10 +54,12 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class CacheSummary:
-    """The KV caches of an artifact, for display: their groups, and the most tokens of a step.
+    """The KV caches of an artifact, for display.
 
-    `together` maps an entry (program of the model) to a sentence that says how many tokens of a sequence see each
-    other. Entries with causal masks are left out.
+    groups       the KV cache groups: caches that keep the same tokens and use the same page numbers
+    step_tokens  the most tokens of a step
+    together     by entry (program of the model), a sentence on how many tokens of a sequence see each other; without
+                 entries that have causal masks
     """
 
     groups: tuple[GroupSummary, ...]
@@ -120,7 +122,10 @@ def _together(granule: int) -> str:
 
 
 def _layers(names: list[str]) -> str:
-    """Return which layers the caches `names` belong to, as text like "0, 2–5", with the names of other caches."""
+    """Return the layers of the caches `names` as text like "0, 2–5".
+
+    Names of caches without a layer number are appended.
+    """
     found = [(name, _LAYER.fullmatch(name)) for name in names]
     runs: list[list[int]] = []
     for layer in sorted(int(match[1]) for _, match in found if match):
@@ -133,9 +138,9 @@ def _layers(names: list[str]) -> str:
 
 
 def _form(name: str, type_text: str, plans: Plans) -> str:
-    """Return in words what a cache stores per token, such as its heads, widths and dtype.
+    """Return in words what the cache `name` stores per token: heads, widths and dtype.
 
-    Returns `type_text`, the cache's type, if the plans do not show the widths of keys and values.
+    If the plans do not show the widths of keys and values, it returns `type_text`, the cache's type.
     """
     shape = shape_text(type_text)
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
@@ -154,9 +159,9 @@ def _form(name: str, type_text: str, plans: Plans) -> str:
 
 
 def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
-    """Return (width of q, attribute `value_width`) of an attention call that reads the cache `name`.
+    """Return (width of a key, argument `value_width`) of an attention call that reads the cache `name`.
 
-    None if no call reads it, or if the width is a symbol.
+    The width of a key is the width of q. None if no call shows it.
     """
     for bucket, instruction in _readers(name, plans):
         q = instruction.args[0]
@@ -168,7 +173,7 @@ def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
 
 
 def _readers(name: str, plans: Plans) -> Iterator[tuple[BucketPlan, Instruction]]:
-    """Yield each attention call that reads the cache `name`, with the plan of its bucket class."""
+    """Yield each attention call that reads the cache `name`, as (plan, call). The plan holds the call."""
     for plan in plans.plans.values():
         for bucket in plan.buckets:
             for one in bucket.instructions:

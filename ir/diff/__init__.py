@@ -23,10 +23,10 @@ __all__ = ["ABSENT", "Difference", "ProgramDiff", "diff_programs"]
 
 
 def diff_programs(before: Program, after: Program) -> ProgramDiff:
-    """Return the differences between two programs in what they compute.
+    """Return what two programs compute differently.
 
-    The result is false in a condition if there are no differences: `if not diff_programs(a, b)`. Raises VerifyError for
-    a region whose calls do not fit its body.
+    The result is falsy if there are no differences: `if not diff_programs(a, b)`. Raises VerifyError if the call of a
+    region (calls that are compiled together) does not fit the region's inputs.
     """
     one, other, ids = flatten(before), flatten(after), Ids()
     identify(one, ids)
@@ -47,9 +47,10 @@ def diff_programs(before: Program, after: Program) -> ProgramDiff:
 
 
 def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Merge differences in regions: layers that share a region all report its differences.
+    """Merge equal differences of several layers into one difference that names all these layers.
 
-    Differences that are equal but for the layer become one difference with all these layers.
+    Layers can share a region (calls that are compiled together). Each of them then reports the differences inside it.
+    Other differences are not merged.
     """
     kept: dict[Hashable, Difference] = {}
     for number, one in enumerate(found):
@@ -69,7 +70,10 @@ def _header(before: Program, after: Program) -> Iterator[Difference]:
 
 
 def _facts(program: Program) -> dict[str, str]:
-    """Return the properties of a whole program by name, as text: stage, bucket class, mesh and bounds of symbols."""
+    """Return the properties of a whole program as text, by name.
+
+    They are the pipeline stage, the bucket class (range of step sizes), the mesh, and the bounds of symbols.
+    """
     found = {"stage": program.stage.name}
     if program.bucket is not None:
         features = tuple(sorted(program.bucket.features))

@@ -14,10 +14,9 @@ Key = Callable[[Item], Hashable | None]
 
 @dataclass
 class Pairs:
-    """The result of aligning two programs for a diff: pairs of items (placeholders and calls), one of each program.
+    """Pairs of items of two programs. An item is a placeholder or call. A diff compares the two items of a pair.
 
-    The diff compares the two items of a pair. `after` maps items of the first program to those of the second, `before`
-    the reverse.
+    `after` maps an item of the first program to its partner in the second. `before` maps the other way.
     """
 
     after: dict[Item, Item] = field(default_factory=dict)
@@ -28,10 +27,10 @@ class Pairs:
 
 
 def align(one: Flat, other: Flat) -> Pairs:
-    """Return pairs of items (placeholders and calls) of two programs that correspond to each other.
+    """Pair the items of two programs that correspond to each other. An item is a placeholder or call.
 
-    In both programs the calls of region bodies replace the region calls. Takes time and memory nearly linear in the
-    size of the programs.
+    A region (calls that are compiled together) counts as the calls inside it. Time and memory grow almost linearly with
+    the sizes of the programs.
     """
     pairs = Pairs()
     for key in _SURE:
@@ -49,15 +48,14 @@ def align(one: Flat, other: Flat) -> Pairs:
 
 
 def _interface(item: Item) -> Hashable | None:
-    """Return a key that pairs the inputs and states of two programs: (kind, name); None for other items."""
+    """Return a key by which inputs and states of two programs are paired, (kind, name); None for other items."""
     return (item.op, item.name) if item.op in ("input", "state") else None
 
 
 def _looks(item: Item) -> Hashable:
-    """Return an item's op, type, placement, backend and region.
+    """Return an item's op, type, placement, backend and compiled region, as a key for pairing.
 
-    An item is a placeholder or call. If several items of a program compute the same value, a diff pairs those with the
-    same key.
+    The key decides among several items of a program that compute the same value. An item is a placeholder or call.
     """
     group = item.group.signature if item.group else -1
     return item.op, item.type, item.placement, item.backend, group
@@ -76,9 +74,9 @@ def _unless_interface(key: Key) -> Key:
 
 
 def _by_place(item: Item) -> Hashable | None:
-    """Return a key by which to pair items that changed much; None for items other than calls and params.
+    """Return a key for pairing items that changed much; None for inputs and states.
 
-    The key of a call is its op and layer, that of a param its checkpoint tensors.
+    For a call it is the op and the layer. For a param it is the checkpoint tensors that it is made from.
     """
     if item.recipe is not None:
         return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
@@ -106,10 +104,10 @@ _SURE: tuple[Key, ...] = (
 
 
 def _by_neighbours(pairs: Pairs) -> Key:
-    """Return a function that maps an item (placeholder or call) to a key, by which a diff pairs items whose ops differ.
+    """Return a function that computes a key for pairing items that have different ops but equal neighbours.
 
-    The key consists of the values that the item reads and the calls that read the item. It is None unless all of these
-    are paired in `pairs`.
+    An item is a placeholder or call. Its key consists of the values that it reads and the calls that read it. The key
+    is None unless all of these are paired already.
     """
 
     def key(item: Item) -> Hashable | None:
@@ -125,19 +123,19 @@ def _by_neighbours(pairs: Pairs) -> Key:
 
 
 def _known(pairs: Pairs, item: Item) -> Item | None:
-    """Return the item of the second program that corresponds to `item` by `pairs`; None if `item` is not paired.
+    """Return the partner of `item` in the second program; None if it has none.
 
-    If `item` is of the second program itself, it is returned.
+    If `item` is itself a paired item of the second program, it is returned.
     """
     return pairs.after.get(item) or (item if item in pairs.before else None)
 
 
 def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
-    """Pair items (placeholders and calls) of two programs that have equal keys, and return the new pairs.
+    """Pair items of two programs that have equal keys, add them to `pairs`, and return the new pairs.
 
-    `pairs` gets them too. Items that are paired already are skipped, and items for which `key` returns None. Several
-    items with one key are paired in order. `equally_many`: skip a key that has more items in one program than in the
-    other.
+    An item is a placeholder or call. An item is skipped if it is paired already, or if its key is None. Several items
+    with one key are paired in order. With `equally_many`, a key is skipped if one program has more items with it than
+    the other.
     """
     left = _grouped((item for item in one.items if item not in pairs.after), key)
     right = _grouped((item for item in other.items if item not in pairs.before), key)
@@ -162,9 +160,9 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
     """Pair the neighbours of the pairs in `queue`, then the neighbours of the new pairs, and so on.
 
-    Two kinds of neighbours are paired: the values that both items of a pair read as the same argument, and calls that
-    read them. These calls must have the same op, and their other arguments must be paired with each other. `alone`:
-    pair such calls only if each item has exactly one.
+    An item is a placeholder or call. If the items of a pair read two values as the same argument, these values are
+    paired. Calls that read the items of a pair are paired if their ops are equal and their other arguments are paired.
+    With `alone`, they are paired only if no other calls match.
     """
     while queue:
         one, other = queue.pop()
@@ -190,10 +188,10 @@ def _free(one: Item, other: Item, pairs: Pairs) -> bool:
 
 
 def _readers(item: Item, taken: dict[Item, Item], pairs: Pairs) -> dict[Hashable, list[Item]]:
-    """Return the unpaired calls that read an item, grouped by a key; calls with equal keys may be paired.
+    """Return the unpaired calls that read an item, grouped by a key. Calls with equal keys may be paired.
 
-    The key holds the call's op, the argument in which it reads the item, and the partners of all its arguments. `taken`
-    maps the paired items of the item's program to their partners.
+    The key has the call's op, the argument in which it reads the item, and the partners of all its arguments. `taken`
+    maps paired items of the item's program to their partners.
     """
     readers: dict[Hashable, list[Item]] = {}
     for user, slot, index in item.users:

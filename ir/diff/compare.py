@@ -22,9 +22,9 @@ Differ = Callable[[ItemResult | None, ItemResult | None], bool]
 
 
 class Comparison:
-    """Compares the paired items (placeholders and calls) of two programs, `one` and `other`.
+    """Compares the paired items of two programs, `one` and `other`. An item is a placeholder or call.
 
-    In both programs the calls of each region's body replace the region call.
+    A region (calls that are compiled together) counts as the calls inside it.
     """
 
     def __init__(self, one: Flat, other: Flat, pairs: Pairs) -> None:
@@ -40,7 +40,7 @@ class Comparison:
                 yield from self._pair(item, twin)
 
     def outputs(self) -> Iterator[Difference]:
-        """Yield a difference for each output that both programs have but that returns another value in the second."""
+        """Yield a difference for each output that exists in both programs with different values."""
         for name, before in self.one.outputs.items():
             after = self.other.outputs.get(name)
             if after is not None and self._moved(before, after):
@@ -49,7 +49,7 @@ class Comparison:
                 yield Difference("output", name, name, "value", *reported, layers_of(after[0]))
 
     def removed(self) -> list[Difference]:
-        """Return a difference for each item and output of the first program that the second lacks."""
+        """Return a difference for each item and output that only the first program has."""
         left = _left(self.one, self.pairs.after, self._transposed_params())
         found = [Difference(item.op, item.name, "", old=_line(item), **_place(item)) for item in left]
         lost = [(name, value) for name, value in self.one.outputs.items() if name not in self.other.outputs]
@@ -59,7 +59,7 @@ class Comparison:
         ]
 
     def added(self) -> list[Difference]:
-        """Return a difference for each item and output of the second program that the first lacks."""
+        """Return a difference for each item and output that only the second program has."""
         left = _left(self.other, self.pairs.before, self._transposed_params())
         found = [Difference(item.op, "", item.name, new=_line(item), **_place(item)) for item in left]
         gained = [(name, value) for name, value in self.other.outputs.items() if name not in self.one.outputs]
@@ -85,10 +85,9 @@ class Comparison:
                 yield _change(item, twin, field, old, new)
 
     def _rewired(self, item: Item, twin: Item, reported: list[Difference]) -> list[Difference]:
-        """Return the arguments in which a pair of calls differs, if `reported` has another difference of this pair.
+        """Return the arguments in which two paired calls differ, besides the differences in `reported`.
 
-        Arguments that `reported` names are left out. Empty if `reported` is empty: a call that only reads an inserted
-        value has not changed itself.
+        If `reported` is empty, nothing is returned: a call has not changed if it only reads an inserted value.
         """
         slots = {one.field for one in reported}
         others = self._arguments(item, twin, self._is_other) if reported else ()
@@ -111,7 +110,7 @@ class Comparison:
     def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
         """Return whether two arguments are different values.
 
-        True also if the diff lists the cause elsewhere, as an added or removed item.
+        They count as different even if the diff lists the cause elsewhere, as an added or removed item.
         """
         if before is None or after is None:
             return before is not after
@@ -121,9 +120,9 @@ class Comparison:
         return index != place or (image is not twin and twin.full not in known)
 
     def _moved(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Return whether two arguments are different values for a reason that the diff does not list elsewhere.
+        """Return whether two arguments are different values and the diff does not list the cause elsewhere.
 
-        False if only added or removed items between the two values make the difference.
+        False if only added or removed items between the two values make the difference, because the diff lists these.
         """
         if before is None or after is None:
             return before is not after
@@ -138,9 +137,9 @@ class Comparison:
         return original is not None and not _reaches(source, original, self.pairs.after)
 
     def _transposed_params(self) -> set[Item]:
-        """Return the params, of either program, that one program stores transposed and reads through a transpose.
+        """Return the params that one of the programs stores transposed, and reads through a transpose.
 
-        The diff lists such a param as a changed layout, not as added or removed.
+        The diff lists such a param as a changed layout, not as an added or removed param.
         """
         found = set()
         for item, twin in self.pairs.after.items():
@@ -153,9 +152,9 @@ class Comparison:
 
 
 def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
-    """Return whether the value of `item` is computed from that of `target` through inserted items only.
+    """Return whether `item` is computed from `target` with only inserted items between them.
 
-    Inserted items are those without a partner in the other program. `paired` maps the other items to their partners.
+    An inserted item exists in one of the two programs only. `paired` holds the partners of all other items.
     """
     queue, seen = [item], {item}
     while queue:
@@ -169,9 +168,9 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
 
 
 def _distinct_names(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
-    """Return two different names for two values that differ.
+    """Return different names for two values that differ, so that a diff can show them.
 
-    `texts` are their names. If these are equal, each gets the name of its node in a region added, in brackets.
+    `texts` are their names. If the names are equal, each gets its node's name in brackets.
     """
     if texts[0] != texts[1] or before is None or after is None:
         return texts
@@ -181,8 +180,8 @@ def _distinct_names(texts: tuple[str, str], before: ItemResult | None, after: It
 def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]:
     """Yield the properties that two paired items declare, such as type and backend: (field, old, new, follows).
 
-    `follows` is a function that returns whether an item's arguments imply the property. If they do in both programs, a
-    difference is only a consequence, and is not listed. None: the arguments never imply it.
+    `follows` is a function. It returns whether an item's property follows from its arguments. If it does in both
+    programs, a difference is only a consequence of another one, and is not listed. None: it never follows.
     """
     if item.recipe is not None and twin.recipe is not None and str(item.recipe) != str(twin.recipe):
         yield (*recipe_change(item.recipe, twin.recipe), None)
@@ -212,9 +211,10 @@ def _placement_follows(item: Item) -> bool:
 
 
 def _alias_texts(item: Item) -> dict[int, set[str]]:
-    """Return the types and placements that other names of an item's results declare, by the result's index.
+    """Return the types and placements that other nodes declare for an item's results, by the result's index.
 
-    Such names are getitem nodes, and calls of regions that return the result.
+    These nodes are `getitem` nodes, and calls of regions that return the result. A region is a set of calls that are
+    compiled together.
     """
     found: dict[int, set[str]] = {}
     for index, node, _ in item.aliases:
@@ -230,10 +230,9 @@ def _aliases_follow(item: Item) -> bool:
 
 
 def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:
-    """Return how two weight recipes differ, as (field, old text, new text).
+    """Return how two recipes of a weight differ, as (field, old text, new text).
 
-    The texts show the smallest part of each recipe that holds all differences: one attribute, or a step with its
-    inputs.
+    The texts show only the part that differs: one attribute, or the smallest step that contains all differences.
     """
     if old.step == new.step and old.output == new.output and len(old.inputs) == len(new.inputs):
         apart = [pair for pair in zip(old.inputs, new.inputs, strict=True) if str(pair[0]) != str(pair[1])]
@@ -251,9 +250,9 @@ def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Differenc
 
 
 def _layout_change(item: Item, twin: Item) -> Difference:
-    """Return the difference for a weight that one program stores row-major, and the other column-major.
+    """Return the difference for a weight that is stored row-major in one program and column-major in the other.
 
-    The other program reads it through a transpose.
+    The program with the column-major weight reads it through a transpose.
     """
     old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
     before, after = (one.args["x"][0].name if one.is_call else one.name for one in (item, twin))
@@ -265,9 +264,9 @@ def _place(item: Item) -> dict[str, Any]:
 
 
 def layers_of(item: Item) -> tuple[int, ...]:
-    """Return the layer of an item as a tuple of one; empty outside layers.
+    """Return the layer of an item as a tuple with one number; empty outside layers.
 
-    A placeholder has the layer of its readers if they are all in one layer.
+    A placeholder belongs to a layer if all calls that read it do.
     """
     found = {item.layer} if item.is_call else {user.layer for user, _, _ in item.users}
     layer = found.pop() if len(found) == 1 else None
@@ -279,7 +278,7 @@ def _origin(item: Item) -> str:
 
 
 def _line(item: Item) -> str:
-    """Return the line of a placeholder or call in its program's text, without its origin in the model."""
+    """Return the line of a placeholder or call in its program's text, without the origin."""
     if not item.is_call:
         return print_placeholder(item.node, item.program)
     return print_call(item.node).removesuffix(f"  # {_origin(item)}")

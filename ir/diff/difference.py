@@ -10,11 +10,14 @@ ABSENT = "–"
 class Difference:
     """One difference between two programs: a value that was changed, removed or added.
 
-    `what` is the value's op by printed name, or "input", "param", "state", "output", "region" or "program". `before`
-    and `after` are the value's names in the two programs, "" if it is absent there. For a change, `field` names what
-    changed from `old` to `new`. For a removed or added value, `old` or `new` holds its line of text. `layers` holds the
-    model's layers in which it occurs: several for a call in a region that several layers use, none outside layers.
-    `region` names the region that contains it; "" if none.
+    what    the value's op by name, or "input", "param", "state", "output", "region" or "program"
+    before  the value's name in the first program; "" if it was added
+    after   the value's name in the second program; "" if it was removed
+    field   what changed in it; "" if it was added or removed
+    old     the old text of `field`, or the line of a removed value
+    new     the new text of `field`, or the line of an added value
+    layers  the model's layers with this difference; several if layers share a region; empty outside layers
+    region  the name of the region (calls that are compiled together) around it; "" outside regions
     """
 
     what: str
@@ -29,17 +32,16 @@ class Difference:
 
     @property
     def layer(self) -> int | None:
-        """Return the model's layer of the difference, the first of several; None outside layers."""
+        """Return the first of the model's layers with this difference; None outside layers."""
         return self.layers[0] if self.layers else None
 
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """All differences between two programs; `str` prints a line for each.
+    """All differences between two programs. `str` prints a line for each.
 
-    In a condition (`if diff:`) the diff is true if there are differences, and false if the programs are equal. `header`
-    holds the differences of the programs as a whole: stage, bucket class (range of step sizes), mesh and bounds of
-    symbols.
+    As a condition (`if diff:`), it is true if there are differences. `header` holds the differences of whole programs:
+    stage, bucket class (range of step sizes), mesh, and bounds of symbols.
     """
 
     changed: tuple[Difference, ...] = ()
@@ -56,9 +58,9 @@ class ProgramDiff:
         return "\n".join(diff_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value with "equal" (true or false) and lists of differences.
+        """Return the diff as a JSON value.
 
-        The lists are "header", "changed", "added" and "removed".
+        "equal" is true or false. "header", "changed", "added" and "removed" are lists of differences.
         """
         parts = {"header": self.header, "changed": self.changed, "added": self.added, "removed": self.removed}
         return {

@@ -27,23 +27,23 @@ WHOLE = -1  # the index of a value that is not an item of a tuple
 
 @dataclass(eq=False)
 class Item:
-    """A placeholder or call of a program, as a diff compares it.
+    """A placeholder or call of a program, in the form that a diff compares.
 
     name     its name in the program's text
-    op       the op's printed name, or "input", "param" or "state"
+    op       the op's name, or "input", "param" or "state"
     node     its node in the graph
-    program  the program, or the body of a region, that holds the node
-    attrs    the call's constants, by parameter, as text
-    args     the values that the call reads, by parameter: (item, index of its result, WHOLE for its only one)
+    program  the program or region (calls that are compiled together) that holds the node
+    attrs    the call's arguments as text, by parameter, with "%" in place of nodes
+    args     the values that the call reads, by parameter: (item, index of its result; WHOLE if it has only one)
     reads    the names of these values in the program's text, by parameter
-    group    the region call that the call is in, if any
-    recipe   the recipe of a param
+    group    the call of the region around the item; None outside regions
+    recipe   for a param: how it is made from checkpoint tensors
     layer    the layer of a call; None outside layers
     users    the calls that read it: (item, parameter, index of the result that is read)
     outputs  the outputs of the program that return it: (name, index of the result)
-    aliases  getitems and region calls that are other names for a result: (index of the result, node, its program)
+    aliases  getitem nodes and calls of regions that return one of its results: (index of the result, node, its program)
     value, usage, coarse, full
-             numbers that are the same for equal items, set by `identify`
+             numbers that are equal for equal items; `identify` sets them
     """
 
     name: str
@@ -70,7 +70,7 @@ class Item:
 
     @property
     def type(self) -> str:
-        """Return the declared type as text; for a state the type of its tensor."""
+        """Return the declared type as text. For a state it is the type of the state's tensor."""
         if self.op == "state":
             return str(self.program.states[self.name].type)
         return str(self.node.meta["type"])
@@ -86,7 +86,10 @@ class Item:
 
     @property
     def backend(self) -> str:
-        """Return the backend of the item's node, else that of the region that contains the item, else ""."""
+        """Return the backend of the item's node. If it has none, return the backend of the region around it, or "".
+
+        A region is a set of calls that are compiled together.
+        """
         return self.own_backend or (self.group.backend if self.group is not None else "")
 
     @property
@@ -95,9 +98,10 @@ class Item:
 
     @property
     def turned(self) -> Recipe | None:
-        """Return the recipe of a weight in row-major order, if this item is the transpose of a column-major weight.
+        """Return the recipe of the weight in row-major order, if this item transposes a column-major weight, else None.
 
-        A diff uses it to see that both layouts are the same weight. None for any other item.
+        A recipe says how a weight is made from checkpoint tensors. With it a diff sees that a row-major and a
+        column-major weight hold the same numbers.
         """
         if not self.is_call or self.node.target is not TRANSPOSE or len(self.args) != 1:
             return None
@@ -112,7 +116,7 @@ class Item:
 
     @property
     def random(self) -> bool:
-        """Return whether the op draws new random numbers in each call, so that equal calls have different results."""
+        """Return whether the op draws new random numbers in each call. Equal calls then have different results."""
         op = op_of(self.node.target)
         return op is not None and op.effect is Effect.RANDOM
 
@@ -122,12 +126,16 @@ ItemResult = tuple[Item, int]
 
 @dataclass(eq=False)
 class Group:
-    """One call of a region (calls that are compiled together), as a diff compares it.
+    """One call of a region, in the form that a diff compares. A region is calls that are compiled together.
 
-    `backend` is the backend of the region, `call_backend` the one that the call's node names. `surplus` counts the
-    inputs of the region's body that are unused or passed twice. `unfit` says how the call's declared type differs from
-    what the body returns; "" if it does not. `members` are the items of the body's calls, `results` the values that the
-    call returns. `signature` is a number that is the same for equal region calls.
+    backend       the backend of the region
+    call_backend  the backend that the call's node names
+    layer         the layer of the call; None outside layers
+    surplus       the number of the region's inputs that are unused or passed twice
+    unfit         how the call's declared type differs from what the region returns; "" if it does not
+    members       the items of the calls inside the region
+    results       the values that the call returns
+    signature     a number that is equal for equal calls of regions
     """
 
     name: str
@@ -144,10 +152,13 @@ class Group:
 
 @dataclass(eq=False)
 class Flat:
-    """A program in which the calls of each region's body replace the call of the region, as a diff compares it.
+    """A program in the form that a diff compares.
 
-    `items` holds all placeholders and calls, in order. `groups` holds the region calls. `outputs` maps the program's
-    outputs to (item, index of its result).
+    A region is a set of calls that are compiled together. The calls inside it take the place of the region's call.
+
+    items    all placeholders and calls, in order
+    groups   the calls of regions
+    outputs  the program's outputs by name: (item, index of its result)
     """
 
     program: Program
@@ -157,16 +168,17 @@ class Flat:
 
 
 def placement_text(placement: tuple[Placement, ...]) -> str:
-    """Return a value's placement on a mesh as text; "" if it is replicated on every axis."""
+    """Return as text how a value is placed on a mesh; "" if every rank has all of it."""
     return " ".join(sorted(str(place) for place in placement if place.kind != "replicated"))
 
 
 @dataclass
 class _Scope:
-    """A program or region body while `flatten` reads it.
+    """A program or region (calls that are compiled together) while `flatten` reads it.
 
-    `values` maps nodes to (item, index of its result). `tuples` maps region calls with several results to these
-    results. `group` is the region call through which `flatten` reads the body; None for a program.
+    values  the value of each node: (item, index of its result)
+    tuples  the results of each call of a region that has several results
+    group   the call of the region that is read; None for a program
     """
 
     program: Program
@@ -182,9 +194,10 @@ class _Scope:
 
 
 def flatten(program: Program) -> Flat:
-    """Return a program's placeholders and calls as items; the calls in the body of a region replace the region call.
+    """Return a program in the form that a diff compares.
 
-    Raises VerifyError if a region call does not fit the region's body.
+    A region is a set of calls that are compiled together. The calls inside it take the place of the region's call.
+    Raises VerifyError if the region's call does not fit the region's inputs.
     """
     flat, scope = Flat(program), _Scope(program)
     for node in program.graph.nodes:
@@ -206,7 +219,10 @@ def flatten(program: Program) -> Flat:
 
 
 def _in_order(recipe: Recipe) -> Recipe:
-    """Return a weight's recipe with the attributes of each step sorted by name: their order is no difference."""
+    """Return a weight's recipe with the attributes of each step sorted by name.
+
+    A diff compares recipes so, because the order of attributes means nothing.
+    """
     return replace(
         recipe, inputs=tuple(map(_in_order, recipe.inputs)), attrs=tuple(sorted(recipe.attrs, key=lambda one: one[0]))
     )
@@ -234,7 +250,7 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _take_item(node: fx.Node, scope: _Scope) -> None:
-    """Record which result of a call a getitem node is. The node itself does not become an item."""
+    """Record which result of a call a getitem node takes. The node does not become an item."""
     if len(node.args) != 2 or not isinstance(node.args[0], fx.Node) or type(node.args[1]) is not int:
         raise VerifyError(f"%{node.name} takes no item", expected="getitem(%tuple, number)")
     whole: fx.Node = node.args[0]
@@ -251,7 +267,10 @@ def _take_item(node: fx.Node, scope: _Scope) -> None:
 
 
 def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
-    """Add the calls in a region's body to the items of `flat`. `node` is the region call."""
+    """Add the calls inside a region to the items of `flat`. `node` is the call of the region.
+
+    A region is a set of calls that are compiled together.
+    """
     assert isinstance(node.target, RegionCall)
     region = scope.program.regions.get(node.target.name)
     if region is None:
@@ -281,10 +300,10 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _shift(layer: int | None, body: Program) -> int:
-    """Return the layer of a region call minus the layer that the calls in the region's body name.
+    """Return the layer of a region's call minus the layer that the calls inside the region name.
 
-    Layers can share a body, which names the first of them. `layer` is that of the region call; 0 is returned if it is
-    None.
+    A region is a set of calls that are compiled together. Layers can share a region, and the calls inside name the
+    first of these layers. `layer` is the layer of the region's call. If it is None, the result is 0.
     """
     origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
     first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
@@ -292,7 +311,7 @@ def _shift(layer: int | None, body: Program) -> int:
 
 
 def _attribute(value: Any) -> str:
-    """Return an argument of a call as text. "%" replaces each node, so that only constants show."""
+    """Return an argument of a call as text, with "%" in place of each node. Only constants show."""
     if isinstance(value, fx.Node):
         return "%"
     if isinstance(value, list | tuple):

@@ -9,9 +9,9 @@ from ingot.ir.program import Program
 
 
 def misfit(node: fx.Node, program: Program) -> str:
-    """Return how the declared type of the region call `node` differs from what the region's body returns.
+    """Return how the declared type of a region's call differs from what the region returns; "" if it does not.
 
-    Returns "" if it does not differ.
+    `node` is the call. A region is a set of calls that are compiled together.
     """
     try:
         wanted = infer(node.target, node.args, node.kwargs, program)
@@ -22,7 +22,7 @@ def misfit(node: fx.Node, program: Program) -> str:
 
 
 def type_follows(node: fx.Node, program: Program) -> bool:
-    """Return whether a call's declared type is the one that its op infers from the arguments."""
+    """Return whether a call's declared type equals the type that its op infers from the arguments."""
     try:
         return bool(infer(node.target, node.args, node.kwargs, program) == node.meta["type"])
     except IngotError:
@@ -30,7 +30,7 @@ def type_follows(node: fx.Node, program: Program) -> bool:
 
 
 def placement_follows(node: fx.Node, program: Program) -> bool:
-    """Return whether a call's declared placement on the mesh is the one that its op infers from the arguments."""
+    """Return whether a call's declared placement on the mesh equals the one that its op infers from the arguments."""
     try:
         return bool(infer_placement(node, program) == node.meta.get("placement", ()))
     except (IngotError, LookupError):

@@ -7,7 +7,7 @@ from ingot.ir.diff.flat import Flat, Item
 
 
 class Ids:
-    """Assigns numbers to keys: a key gets the same number each time, also if two programs use this object."""
+    """Assigns a number to each key. A key has the same number each time, also for several programs."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -17,14 +17,14 @@ class Ids:
 
 
 def identify(flat: Flat, ids: Ids) -> None:
-    """Set the numbers `value`, `usage`, `coarse` and `full` of every item of `flat`.
+    """Set the numbers `value`, `usage`, `coarse` and `full` of each item of `flat`.
 
-    Two items with the same number are equal in one respect, also in two programs that share `ids`:
+    Items with an equal number are equal in one respect. This holds across programs if they use the same `ids`.
 
-    value   the computation of the item
-    usage   the ops, constants and weights on the paths from the item to outputs
-    coarse  the ops alone on these paths
-    full    the computation with all declared properties, such as types and backends
+    value   what the item computes
+    usage   the ops, constants and weights on the paths from the item to the outputs
+    coarse  only the ops on these paths
+    full    what the item computes, with all declared properties, such as types and backends
     """
     _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
     _look_down(flat, ids, "coarse", lambda user: (user.op,))
@@ -42,7 +42,10 @@ def identify(flat: Flat, ids: Ids) -> None:
 
 
 def _leaf(item: Item) -> Hashable | None:
-    """Return what identifies a placeholder: the name of an input or state, the recipe of a param. None for a call."""
+    """Return what identifies a placeholder: the name of an input or state, or the recipe of a param (how it is made).
+
+    None for a call.
+    """
     if item.op == "param":
         return "param", str(item.recipe)
     return None if item.is_call else (item.op, item.name)

@@ -9,10 +9,10 @@ from ingot.ir.diff.flat import WHOLE, Flat, Group, Item
 
 
 def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
-    """Return which region calls of two programs correspond: a dict from those of `one` to those of `other`.
+    """Pair the calls of regions in the programs `one` and `other`. Return a dict from the first to the second.
 
-    Regions with the most paired calls in their bodies are paired first, regions with empty bodies last. `pairs` holds
-    the paired calls.
+    A region is a set of calls that are compiled together. `pairs` holds the paired calls inside regions. Regions that
+    share the most of them are paired first. Regions without calls come last.
     """
     common: dict[tuple[Group, Group], int] = {}
     for item, twin in pairs.after.items():
@@ -29,18 +29,20 @@ def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
 
 
 def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Difference]:
-    """Yield the differences between paired region calls in backend, in the calls of the body, and in results.
+    """Yield the differences between two paired regions: in backend, in the calls inside, and in results.
 
-    `groups` maps region calls of one program to those of the other, `pairs` the calls in their bodies.
+    A region is a set of calls that are compiled together. `groups` maps regions of one program to regions of the other.
+    `pairs` holds the paired calls inside them.
     """
     for group, twin in groups.items():
         yield from _changes(group, twin, _fields(group, twin, pairs))
 
 
 def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
-    """Yield the differences between paired region calls in surplus inputs and declared types.
+    """Yield the differences between paired regions in surplus inputs and declared types.
 
-    Only use it for programs without other differences, because these cause such differences too.
+    A region is a set of calls that are compiled together. Surplus inputs are unused or passed twice. Other differences
+    cause these differences too, so use this only if there are no others.
     """
     for group, twin in groups.items():
         fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
@@ -66,7 +68,10 @@ def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str,
 
 
 def _elsewhere(item: Item | None, group: Group) -> bool:
-    """Return whether `item` is a call outside the region call `group`; False for None and for a param."""
+    """Return whether `item` is a call outside the region `group` (calls that are compiled together).
+
+    False for None and for a param.
+    """
     return item is not None and item.is_call and item.group is not group
 
 
@@ -75,18 +80,20 @@ def _listed(items: list[Item]) -> str:
 
 
 def _results(group: Group, name: Callable[[Item], Item]) -> str:
-    """Return the names of a region's results as sorted text.
+    """Return the names of a region's results as sorted text. A region is a set of calls that are compiled together.
 
-    To compare two programs, `name` maps an item to the one that provides its name, such as its partner.
+    `name` returns an item to take the name from. To compare two programs, it returns the item's partner.
     """
     found = [f"%{name(item).name}" + (f"[{index}]" if index != WHOLE else "") for item, index in group.results]
     return ", ".join(sorted(found))
 
 
 def whole_region(group: Group, *, removed: bool) -> Difference:
-    """Return the difference for a region call that only one of the two programs has.
+    """Return the difference for a region that only one program has.
 
-    If `removed`, only the first program has it; else only the second.
+    A region is a set of calls that are compiled together.
+
+    `removed` says that the first program has it. Otherwise the second has it.
     """
     counts: dict[str, int] = {}
     for item in group.members:

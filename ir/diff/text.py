@@ -20,13 +20,13 @@ class _Line:
     def pattern(self) -> str:
         """Return a text that is equal for lines that differ only in the layer.
 
-        It omits the numbers in names, and the names of calls. Lines with equal patterns are printed once.
+        It leaves out the numbers in names, and the names of calls. Lines with equal patterns are printed as one.
         """
         thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
         return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
 
     def text(self, layer: int | None) -> str:
-        """Return the line as text, with the number `layer`; without it if `layer` is None."""
+        """Return the line as text with the number `layer`; None: without a layer."""
         if layer is None:
             return f"{self.sign} {self.thing}{self.change}"
         return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
@@ -38,7 +38,7 @@ _NUMBERS = re.compile(r"_\d+\b|(?<=[.=])\d+\b")
 
 
 def diff_lines(diff: ProgramDiff) -> list[str]:
-    """Return a diff as lines of text: "~" for a change, "-" for a removed value, "+" for an added one.
+    """Return a diff as lines of text. "~" marks a change, "-" a removed value and "+" an added value.
 
     Empty if nothing differs.
     """
@@ -95,7 +95,7 @@ def _short(text: str) -> str:
 
 
 def _folded(lines: list[_Line]) -> list[tuple[tuple[int, ...], str]]:
-    """Merge lines that are equal in several layers. Return (layers, text) of each line, sorted by layers."""
+    """Merge lines that are equal in several layers. Return (layers, text) of each merged line, sorted by layers."""
     alike: dict[str, list[_Line]] = {}
     for number, line in enumerate(lines):
         alike.setdefault(line.pattern if line.layers else str(number), []).append(line)
@@ -117,7 +117,7 @@ def _times(same: list[_Line], layers: tuple[int, ...]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text, with ranges: `0–3, 5`."""
+    """Return sorted numbers as text with ranges, such as "0–3, 5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

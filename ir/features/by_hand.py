@@ -16,19 +16,19 @@ from ingot.ir.features.step_input import NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class FedSequence:
-    """One sequence of a step that is built without a scheduler, for example by tests, tuning and golden runs.
+    """One sequence of a step that is built without a scheduler, such as in tests, tuning and golden runs.
 
-    row      its device row (row of the running sequence in states on the device)
-    tokens   the ids of its tokens in the step; -1: the last token that the device has sampled
-    place    the position of the first of these tokens
-    start    the same position as the device receives it; -1: the device keeps it in a state
-    pages    the pages of the sequence, in the order of positions
-    rows     the number of its rows of logits, which are those of its last tokens
+    row      its device row: its row in states on the device
+    tokens   the ids of its tokens in the step; -1: the token that the device sampled last
+    place    the position of its first token in the step
+    start    what the step passes to the device as this position: `place`, or -1 if the device has it in a state
+    pages    its pages, in the order of positions
+    rows     the number of its rows of logits; they belong to its last tokens
     samples  whether a token is sampled from the last of these rows
-    params   request values that differ from the default, by the name of the step input, as {"temperature": 0.7}
+    params   request values that are not at their defaults, by name of the step input, such as {"temperature": 0.7}
     prompt_logprobs
-             (token, count): each of its rows returns the log-probabilities of this token and of the `count` most
-             likely ones; None: no log-probabilities of prompt tokens
+             (token, count): the step returns the log-probabilities of this token and of the `count` most likely tokens,
+             for each of its rows; None: no log-probabilities of prompt tokens
     """
 
     row: int
@@ -43,18 +43,18 @@ class FedSequence:
 
 
 def turn_of(group: CacheGroup, pages: int) -> int:
-    """Return a number to add to the page numbers of a cache group, modulo `pages`, in steps built for tests.
+    """Return a number to add to the page numbers of a KV cache group, modulo `pages`, in tests and in `ingot bisect`.
 
-    A sequence then uses other pages in each group, so that mixing up their page tables changes results. The number is 0
-    for the group FULL, which keeps every token.
+    A sequence then has different pages in each KV cache group. So wrong results show if code uses the page table of
+    another group. The number is 0 for the group FULL, which keeps all tokens.
     """
     return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 
 def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:
-    """Return the contents of a step with these sequences. `step_values` makes the step's input tensors from them.
+    """Return the contents of a step with these sequences. `step_values` makes input tensors from them.
 
-    The page table has `width` pages per sequence, by default as many as the sequences need.
+    The page table has `width` pages per sequence. By default it has as many as the sequences need.
     """
     rows = np.array([one.row for one in sequences], np.int32)
     lengths = np.array([len(one.tokens) for one in sequences], np.int32)
@@ -111,9 +111,9 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
 
 
 def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
-    """Return the step inputs `names` as tensors by name, filled from the contents `fed` of a step.
+    """Return the step inputs `names` as tensors by name. `fed` holds the contents of the step.
 
-    Raises VerifyError for an input that no feature (ability such as penalties) declares.
+    Raises VerifyError for an input that no feature declares. A feature is an ability such as penalties.
     """
     sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
     sizes["G"] = 1 if fed.sharing is None else len(fed.sharing)

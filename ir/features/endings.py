@@ -159,8 +159,8 @@ POOL = register_ending(
 
 
 def feeds_whole(use: EndingUse) -> bool:
-    """Return whether all tokens of a sequence must run in one step, as in encoders.
+    """Return whether a program must get all tokens of a sequence in one step, as an encoder does.
 
-    `use` is the ending (use of the model's outputs, such as "pool") of the program.
+    `use` is the ending of the program: what it does with the model's outputs, such as "pool".
     """
     return use.name == POOL.name and bool(POOL.set_by(use)["whole"])

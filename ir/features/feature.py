@@ -16,11 +16,11 @@ Attribute = int | str
 
 @dataclass(frozen=True)
 class RowState:
-    """A state that a feature adds to a program: a tensor on the device with a row per running sequence.
+    """A state that a feature, such as penalties, adds to a program: a tensor with one row per running sequence.
 
-    `dtype` and `shape` are those of one row. A size in `shape` may be "vocab" or the name of a numeric attribute of the
-    entry's ending. If `like` names a value of the program, `dtype` and `shape` are not used: a row is then like a row
-    of that value.
+    It stays on the device between steps. `dtype` and `shape` describe one row. A size in `shape` is a number, "vocab",
+    or the name of an option of the program's ending, such as "drafted". If `like` names a value of the program, a row
+    is instead like a row of that value.
     """
 
     name: str
@@ -31,12 +31,16 @@ class RowState:
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call of the op `op` that a feature or ending adds to a program.
+    """A call that a feature (such as penalties) or an ending (such as "sample") adds to a program.
 
-    Each parameter of the op takes the value of the same name: a step input, a state, an output of the entry, or a
-    result of an earlier call. `given` maps a parameter to a value with another name. An attribute of the op takes the
-    ending's attribute of the same name. `results` names the call's results, "" for an unused one. A result with the
-    name of a state is the state's next version; one with the name of an earlier value replaces that value.
+    op       the name of the op
+    results  the names of its results; "" for an unused one
+    given    for some parameters of the op: the name of the value to pass
+
+    Any other parameter takes the value with the parameter's name. A value is a step input, a state, an output of the
+    model, or a result of an earlier call. Keyword-only constants take the ending's options of their names. A result
+    with the name of a state is the next version of the state. A result with the name of an earlier value replaces that
+    value.
     """
 
     op: str
@@ -48,13 +52,13 @@ class OpCall:
 class Feature:
     """An ability that is added to a program around the model's computation, such as penalties or drafts.
 
-    The program then computes the calls `before`, the model, the calls `between`, the calls of the ending (such as
-    sampling), and the calls `after`.
-
+    before   calls before the model
+    between  calls after the model; they may replace the value `choices`, which tokens are sampled from; it starts as
+             the logits
+    after    calls at the end, after the calls of the ending (such as sampling)
     inputs   the step inputs that the host fills for it
-    rows     the states that it needs, with a row per running sequence
-    between  these calls may replace the value `choices`, from which tokens are sampled; at first it is the logits
-    tables   values that the host keeps per running sequence, in addition to those of `inputs`
+    rows     the states with a row per running sequence that it needs
+    tables   more values that the host keeps per running sequence, besides the values of `inputs`
     """
 
     name: str
@@ -70,8 +74,11 @@ class Feature:
 class Output:
     """An output that an ending (such as "sample") adds to a program.
 
-    The output `name` is the program's value `value`, and has the type `type`. `read`: the host reads it after every
-    step, as integers. `open`: the model determines the size of its last axis, whatever `type` says.
+    name   the output's name
+    value  the name of the program's value that it returns
+    type   the type of this value
+    read   whether the host reads it after each step, as integers
+    open   whether the size of its last axis comes from the model and not from `type`
     """
 
     name: str
@@ -81,9 +88,9 @@ class Output:
     open: bool = False
 
     def fits(self, found: TensorType) -> bool:
-        """Return whether a value of the type `found` can be this output.
+        """Return whether a value of type `found` can be this output.
 
-        The types must be equal; if the output is `open`, the last axis may have any size.
+        The types must be equal. If the output is `open`, its last axis may have any size.
         """
         if self.open and len(found.shape) == len(self.type.shape):
             return found == replace(self.type, shape=(*self.type.shape[:-1], found.shape[-1]))
@@ -94,19 +101,19 @@ class Output:
 class Ending:
     """The way in which an entry (program of a model) uses the model's outputs, such as sampling tokens from logits.
 
-    It adds calls after those of the model.
+    It adds calls after the calls of the model.
 
-    needs        the model's outputs that these calls read; further ones stay outputs of the program
+    needs        the model's outputs that these calls read; other outputs of the model stay outputs of the program
     features     the names of the features that it always has, in the order of their calls before the model
-    calls        the ending's own calls, in order
-    outputs      the outputs that it adds; they come before those of the model
-    attributes   its options, numbers and names: the default of each, which a model definition may change
-    lengths      returns, from the attributes, the most tokens of one sequence in a decode step
-    caches       calls to repeat for each KV cache, after `calls`; their argument and result `kv` is the cache
-    tree         a token of the step attends only to its ancestors in a tree of drafts, by the step input `ancestors`
-    all_or_none  a decode step holds exactly `lengths` tokens of a sequence, from a multiple of `lengths` on, and
-                 commits all of them or none; if none, the next step runs them again
-    misfit       returns why attributes do not fit together; "" if they do
+    calls        its own calls, in order
+    outputs      the outputs that it adds; they come before the model's outputs
+    attributes   its options with their defaults, by name; a model definition may set them
+    lengths      a function that returns the most tokens of a sequence in a decode step, from the options
+    caches       calls that are repeated for each KV cache, after `calls`; `kv` names the cache in them
+    tree         whether a token attends only to its ancestors in a tree of drafts, by the step input `ancestors`
+    all_or_none  whether a decode step holds exactly `lengths` tokens of a sequence and keeps all of them or none; they
+                 start at a multiple of `lengths`, and if none is kept, the next step runs them again
+    misfit       a function that returns why options do not fit together; "" if they fit
     """
 
     name: str
@@ -127,21 +134,21 @@ class Ending:
         return tuple(one.name for one in self.outputs if one.read)
 
     def fed(self, use: "EndingUse") -> int:
-        """Return the most tokens of one sequence in a decode step, for the attributes that `use` sets."""
+        """Return the most tokens of one sequence in a decode step, for the options that `use` sets."""
         return self.lengths(self.set_by(use))
 
     def set_by(self, use: "EndingUse") -> dict[str, Attribute]:
-        """Return all attributes of the ending by name: the values that `use` sets, and the defaults of the others."""
+        """Return all options of this ending by name: the values that `use` sets, and defaults for the rest."""
         return {**self.attributes, **dict(use.attributes)}
 
 
 @dataclass(frozen=True)
 class EndingUse:
-    """The choice of an ending (such as "sample" or "verify") by an entry, which is a program of a model.
+    """An entry's choice of an ending, such as "sample" or "verify(drafted=3)". An entry is a program of a model.
 
-    `name` is the ending's name. `attributes` holds the ending's options that the entry sets, as (name, value).
-    `features` names further features of the entry, in addition to those of the ending. `str` is the text form, such as
-    "verify(drafted=3)".
+    name        the ending's name
+    attributes  the options that the entry sets, as (name, value)
+    features    names of features, such as penalties, that the entry has besides the features of the ending
     """
 
     name: str = "sample"

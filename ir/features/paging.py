@@ -18,7 +18,10 @@ def _kv_lens(array: Array, fed: Fed) -> None:
 
 
 def _inputs(group: CacheGroup) -> tuple[StepInput, ...]:
-    """Return the step inputs of a group of KV caches: its page table, and the cache slots of the step's tokens."""
+    """Return the step inputs of a KV cache group: its page table, and the cache slots of the step's tokens.
+
+    A cache slot is the place of a token: page * page size + offset.
+    """
 
     def page_table(array: Array, fed: Fed) -> None:
         fed.pages_of(group)[:, : array.shape[1]].take(fed.rows, axis=0, out=array, mode="clip")
@@ -42,8 +45,9 @@ PAGING = Feature(
 
 @cache
 def paging_of(group: CacheGroup) -> Feature:
-    """Return the feature that declares the page table and slots of a KV cache group, such as that of a window.
+    """Return the feature that declares the step inputs of a KV cache group, such as "window_1024".
 
-    The group FULL has the feature PAGING instead.
+    They are its page table and its slots (the places of the step's tokens in the caches). For the group FULL, use the
+    feature PAGING.
     """
     return Feature(f"paging_{group.name}", inputs=_inputs(group))

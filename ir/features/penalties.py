@@ -15,9 +15,10 @@ _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",)
 
 
 def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
-    """Return the step input `name` for a penalty. `param` is the sampling parameter that holds a request's value.
+    """Return the step input `name` for a penalty.
 
-    `nothing` is the value without a penalty, and `other` another value, for tests.
+    `param` is the name of the sampling parameter. `nothing` is its value without a penalty. `other` is another value,
+    for tests.
     """
 
     def of(sequence: RequestView) -> Any:
@@ -52,7 +53,7 @@ PENALTIES = Feature(
 
 
 def _banned_ids(sequence: RequestView) -> list[int] | None:
-    """Return the ids that are banned until a sequence has `min_tokens` tokens, because they would end it.
+    """Return the ids of tokens that would end the sequence. They are banned until it has `min_tokens` tokens.
 
     None if the request sets no `min_tokens`.
     """
@@ -65,9 +66,9 @@ def _unbanned_at(sequence: RequestView) -> int | None:
 
 
 def _banned(array: Array, fed: Fed) -> None:
-    """Fill the step input `banned`: for each row of logits, the ids that may not be sampled; -1 for unused entries.
+    """Fill the step input `banned` with the ids that must not be sampled, for each row of logits. -1 fills the rest.
 
-    Ids are banned as long as the row's sequence has fewer tokens than the request's `min_tokens`.
+    Ids are banned while the row's sequence has fewer tokens than the request's `min_tokens`.
     """
     fed.tables["banned"].take(fed.request_rows, axis=0, out=array, mode="clip")
     array[fed.request_rows < 0] = -1

@@ -24,7 +24,7 @@ _INPUTS: dict[str, tuple[StepInput, Feature]] = {}
 
 
 def register_feature(feature: Feature) -> Feature:
-    """Register a feature (an ability such as penalties) and the step inputs that it declares, by name.
+    """Register a feature, which is an ability such as penalties, and its step inputs by name.
 
     Raises InternalError if a name is taken or an input's type is not supported.
     """
@@ -43,15 +43,15 @@ def register_feature(feature: Feature) -> Feature:
 
 
 def forget_feature(name: str) -> None:
-    """Remove a feature and its step inputs from the registry, for features that tests define."""
+    """Remove a feature (such as penalties) and its step inputs from the registry, after the test that defined it."""
     for one in FEATURES.pop(name).inputs:
         del _INPUTS[one.name]
 
 
 def register_ending(ending: Ending) -> Ending:
-    """Register an ending (a use of the model's outputs, such as sampling) under its name.
+    """Register an ending by name. An ending is what a program does with the model's outputs, such as sampling.
 
-    Raises InternalError if the name is taken, or if a feature of the ending is unknown.
+    Raises InternalError if the name is taken, or if the ending names an unknown feature.
     """
     if ending.name in ENDINGS:
         raise InternalError(f"the ending '{ending.name}' is defined twice")
@@ -62,7 +62,7 @@ def register_ending(ending: Ending) -> Ending:
 
 
 def forget_ending(name: str) -> None:
-    """Remove an ending from the registry, for endings that tests define."""
+    """Remove an ending (such as "sample") from the registry, after the test that defined it."""
     del ENDINGS[name]
 
 
@@ -81,21 +81,21 @@ def find_feature(name: str) -> Feature:
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Return the declarations of all registered step inputs by name.
+    """Return all registered step inputs by name.
 
-    The page tables and slots of windows and chunks are not among them: each model has groups of caches of its own.
+    Page tables and cache slots of windows and chunks are not registered, because their names depend on the model.
     """
     return {name: one for name, (one, _) in _INPUTS.items()}
 
 
 def find_input(name: str) -> StepInput | None:
-    """Return the declaration of the step input `name`; None if no feature declares it."""
+    """Return the step input of this name; None if no feature (such as penalties) declares it."""
     found = _found(name)
     return found[0] if found else None
 
 
 def _found(name: str) -> tuple[StepInput, Feature] | None:
-    """Return the step input `name` and the feature that declares it; None if no feature does."""
+    """Return the step input `name`, and the feature (such as penalties) that declares it; None if there is none."""
     if name in _INPUTS:
         return _INPUTS[name]
     if (group := group_of_input(name)) is None:
@@ -105,7 +105,10 @@ def _found(name: str) -> tuple[StepInput, Feature] | None:
 
 
 def _owned(name: str) -> tuple[StepInput, Feature]:
-    """Return the step input `name` and the feature that declares it. Raises InternalError if no feature does."""
+    """Return the step input `name`, and the feature (such as penalties) that declares it.
+
+    Raises InternalError if no feature declares it.
+    """
     found = _found(name)
     if found is None:
         raise InternalError(f"no feature declares the step input '{name}'", expected=", ".join(_INPUTS))
@@ -113,7 +116,7 @@ def _owned(name: str) -> tuple[StepInput, Feature]:
 
 
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
-    """Return the features (abilities such as penalties) that declare the step inputs with these names, each once.
+    """Return the features that declare these step inputs, each once. A feature is an ability such as penalties.
 
     Raises InternalError for an input that no feature declares.
     """
@@ -121,9 +124,9 @@ def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
 
 
 def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
-    """Return the sampling parameters that a program with only the step inputs `inputs` does not support.
+    """Return the sampling parameters that a program with the step inputs `inputs` does not support.
 
-    They take effect only through other step inputs. The runtime rejects requests that use them.
+    They need a step input that the program lacks. The runtime rejects requests that use them.
     """
     taken = frozenset(inputs)
     served = {param.name for name in taken for param in _owned(name)[0].serves}
@@ -132,7 +135,7 @@ def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
 
 
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
-    """Return the tables of request values, such as temperatures, that the host needs to fill the step inputs `inputs`.
+    """Return the tables of request values, such as temperatures, from which the host fills the step inputs `inputs`.
 
     A table has a row per running sequence.
     """

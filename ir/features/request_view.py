@@ -9,12 +9,14 @@ Array = np.ndarray[Any, Any]
 
 
 class RequestView(Protocol):
-    """The part of a running sequence that features use to fill step inputs. The runtime's `Request` implements it.
+    """The part of a running request that features read to fill step inputs. The runtime's `Request` implements it.
 
-    row         its device row (row in states on the device)
-    params      its sampling parameters, or pooling parameters
+    row         its device row: its row in states on the device
+    prompt_ids  the ids of its prompt tokens
+    params      its sampling parameters, or its pooling parameters
     seed        the seed of its random numbers
-    max_total   the most tokens it may have, prompt included
+    max_total   the most tokens that it may have, prompt included
+    output_ids  the ids of its generated tokens
     end_tokens  returns the ids of the tokens that end it
     """
 

@@ -15,9 +15,9 @@ _SEED_BITS = 40
 
 
 def _drawn(name: str) -> Any:
-    """Return a function that maps a sequence to its sampling parameter `name`, and a greedy sequence to None.
+    """Return a function that reads the sampling parameter `name` of a sequence.
 
-    A greedy sequence does not use such parameters.
+    The function returns None for a greedy sequence, which ignores such parameters.
     """
     return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
 

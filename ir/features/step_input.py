@@ -23,9 +23,11 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
 class RowTable:
     """A table on the host with values that running sequences request, such as their temperatures.
 
-    It has a row for each device row (row of a running sequence), with one number, or `width` numbers. `of` returns a
-    sequence's values, and is called when the sequence gets its row. `nothing` is the value of a free row, and of a
-    sequence for which `of` returns None.
+    name     the table's name
+    dtype    the dtype of its values
+    nothing  the value of a free row, and of a sequence for which `of` returns None
+    of       returns the values of a sequence; it is called when the sequence gets its row
+    width    the number of values per row; None: one
     """
 
     name: str
@@ -37,10 +39,12 @@ class RowTable:
 
 @dataclass(frozen=True)
 class ServedParam:
-    """A sampling parameter that takes effect through a step input.
+    """A sampling parameter that has an effect only through a step input.
 
-    A request uses it if its value differs from `nothing`, the value without an effect, and `matters(params)` is true
-    for the request's sampling parameters.
+    name     the parameter's name
+    nothing  its value without an effect
+    matters  returns whether the parameter has an effect, given all sampling parameters of a request; a greedy request
+             ignores top_p, for example
     """
 
     name: str
@@ -54,22 +58,22 @@ class ServedParam:
 
 @dataclass(frozen=True)
 class StepInput:
-    """The declaration of one input of a step: a tensor that the host fills.
+    """An input of a step: a tensor that the host fills.
 
-    - `type`: its first axis is T (a value per token), B (sequence), L (row of logits) or G (row of the table of shared
-      prefixes).
-    - `padding`: the value for padding entries, and for sequences that do not use the input.
-    - `fill(array, fed)`: writes the values for the step contents `fed` into an array of the input's shape.
-    - `varies`: the values change from step to step even while the same sequences decode. An input that varies and has a
-      `table` is filled only if some running sequence uses it.
-    - `table`: holds the values that running sequences request; None if requests do not set the input.
-    - `known`: the host has the values. If False, the device computes them from its states, and only a program without
-      these states takes them from the host.
-    - `late`: the model does not read it, only what follows, such as sampling. The host fills it while the model runs,
-      once it has the tokens of the previous step.
-    - `serves`: sampling parameters that have no effect without the input. If the program lacks the input, the runtime
-      rejects a request that uses one of them.
-    - `draw`: returns values that requests may use, for tests and debugging, from a number of rows and a generator.
+    - `type`: its type. The first axis is T (a value per token), B (per sequence), L (per row of logits) or G (per row
+      of the table of shared prefixes).
+    - `padding`: the value for padding, and for sequences that do not use the input.
+    - `fill(array, fed)`: writes the values into an array of the input's shape. `fed` holds the contents of the step.
+    - `varies`: whether values change between steps in which the same sequences decode. An input that varies and has a
+      `table` is filled only if a running sequence uses it.
+    - `table`: the values that running sequences request. None: requests do not set the input.
+    - `known`: whether the host knows the values. If not, the device computes them from states. A program without these
+      states still takes them from the host.
+    - `late`: whether only the calls after the model read it, such as sampling. The host fills it while the model runs,
+      when it has the tokens of the previous step.
+    - `serves`: sampling parameters that have an effect only through this input. If the program lacks the input, the
+      runtime rejects requests that use them.
+    - `draw`: returns random request values for tests and debugging, from a number of rows and a generator.
     """
 
     name: str
@@ -85,7 +89,7 @@ class StepInput:
 
     @property
     def dim(self) -> str:
-        """Return the name of the first axis: "T" (tokens), "B" (sequences), "L" (rows of logits) or "G" (prefixes)."""
+        """Return the first axis: "T" (tokens), "B" (sequences), "L" (rows of logits) or "G" (shared prefixes)."""
         return str(self.type.shape[0])
 
 
@@ -97,12 +101,12 @@ def request_input(
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None,
     serves: tuple[ServedParam, ...] = (),
 ) -> StepInput:
-    """Return an input with one value per request, such as its temperature, which stays the same while the request runs.
+    """Return a step input for a request's value, such as its temperature. The value is constant while the request runs.
 
     nothing   the value for requests that set none, and for rows without a request
-    of        returns the value of a request, several if the input has a second axis; None means `nothing`
+    of        returns a request's value, or several if the input has a second axis; None means `nothing`
     draw      returns random values for tests, from a number of rows and a generator; None: tests use `nothing`
-    serves    the sampling parameters that have an effect only in programs that take this input
+    serves    the sampling parameters that have an effect only through this input
     """
     width = value_type.shape[1] if len(value_type.shape) > 1 else None
     assert width is None or isinstance(width, int)
@@ -119,7 +123,7 @@ def request_input(
 
 
 def one_of(dtype: torch.dtype, *values: float) -> Callable[[int, torch.Generator], torch.Tensor]:
-    """Return a function that picks one of `values` at random for each row, for the field `draw` of a `StepInput`.
+    """Return a function that chooses one of `values` at random for each row. Use it as `draw` of a `StepInput`.
 
     The function takes a number of rows and a generator.
     """

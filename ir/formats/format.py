@@ -21,10 +21,12 @@ KEPT = "kept"
 
 @dataclass(frozen=True)
 class Scales:
-    """How elements of a quantized matrix share scales: one scale per block of `rows` x `columns` elements.
+    """How elements of a quantized matrix share scales: there is one scale per block of elements.
 
-    `rows` or `columns` 0 means the whole axis. `zeros`: each scale has a zero point, so that the range of a block need
-    not be symmetric. `dtype` is the dtype of the scales.
+    rows     the rows of a block; 0: all rows of the matrix
+    columns  the columns of a block; 0: all columns of the matrix
+    zeros    whether each scale has a zero point, so that a block's range need not be symmetric
+    dtype    the dtype of the scales
     """
 
     rows: int = 1
@@ -33,7 +35,10 @@ class Scales:
     dtype: torch.dtype = torch.float32
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return how many blocks, each with one scale, a matrix of this shape has along each axis."""
+        """Return the number of blocks along each axis of a matrix of this shape.
+
+        The elements of a block share one scale.
+        """
         return shape[0] // (self.rows or shape[0]), shape[1] // (self.columns or shape[1])
 
 
@@ -41,12 +46,14 @@ class Scales:
 class Format:
     """A storage format of weight matrices [N, K], such as "int4_g32".
 
-    A number of the weight is `(element - zero) * scale`, or without scales the element itself. `element` is the type of
-    elements: "i8", "u8", "u4", or "kept" for the checkpoint's own numbers. `levels` holds one `Scales`, which says how
-    elements share scales, or is empty. `activations` "float" means that only weights are quantized. `packing` is the
-    order of elements in memory, a key of `PACKINGS`.
+    A number of the weight is `(element - zero) * scale`. Without scales, it is the element.
 
-    A weight is stored in up to three tensors, its parts: "weight" (the packed elements), "scales" and "zeros".
+    element      the type of elements: "i8", "u8", "u4", or "kept" for the checkpoint's numbers and dtype
+    levels       one `Scales`, which says how elements share scales; empty without scales
+    activations  "float": only weights are quantized
+    packing      the order of elements in memory, a key of `PACKINGS`
+
+    A weight is stored in up to three tensors, called parts: "weight" (the packed elements), "scales" and "zeros".
     """
 
     name: str
@@ -57,7 +64,7 @@ class Format:
 
     @property
     def lossless(self) -> bool:
-        """Return whether the format stores the numbers of a weight unchanged, without quantizing."""
+        """Return whether the format keeps the numbers of a weight unchanged, without quantization."""
         return self.element == KEPT
 
     @property
@@ -66,22 +73,22 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the tensors that store a weight: "weight", and "scales" and "zeros" if it has them."""
+        """Return the names of the tensors that store a weight: "weight", and for some formats "scales" and "zeros"."""
         return ("weight", *(part for level in self.levels for part in ("scales", "zeros")[: 1 + level.zeros]))
 
     def storage(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of the tensor with the packed elements, for a weight of `dtype` in the checkpoint."""
+        """Return the dtype of the packed elements. `dtype` is the weight's dtype in the checkpoint."""
         if self.lossless:
             return dtype
         return torch.int8 if self.element == "i8" else torch.uint8
 
     @property
     def row_by_row(self) -> bool:
-        """Return whether no scale spans all rows, so that quantized matrices can be stacked row by row."""
+        """Return whether quantized matrices can be stacked row by row. They cannot if one scale is for all rows."""
         return all(level.rows for level in self.levels)
 
     def block(self, part: str) -> tuple[int, int]:
-        """Return how many rows and columns of the weight one entry of the tensor `part` covers; 0 for the whole axis.
+        """Return how many rows and columns of the weight share one entry of the tensor `part`; 0 means all of them.
 
         `part` is "weight", "scales" or "zeros".
         """
@@ -91,9 +98,9 @@ class Format:
         return level.rows, level.columns
 
     def granule(self, dim: int) -> int:
-        """Return the number of rows (`dim` 0) or columns (1) that must stay on one rank of a mesh.
+        """Return the least number of rows (`dim` 0) or columns (`dim` 1) that must stay together on one rank of a mesh.
 
-        It is the least number that keeps packed tiles and blocks with one scale whole.
+        It keeps packed tiles whole, and blocks of elements that share one scale.
         """
         return math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
 
@@ -114,7 +121,7 @@ class Format:
     def below_group(self, shape: tuple[int, ...]) -> str | None:
         """Return why a weight of this shape is too small for the format; None if it is not.
 
-        It is too small if its rows are shorter than a group of elements that share a scale.
+        It is too small if a row has fewer elements than share one scale.
         """
         group = max((level.columns or 0 for level in self.levels), default=0)
         if len(shape) == 2 and 0 < shape[1] < group:
@@ -122,17 +129,18 @@ class Format:
         return None
 
     def shape_of(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        """Return the shape of the weight whose packed elements have the shape `packed`."""
+        """Return the shape of a weight, from the shape `packed` of its packed elements."""
         rows, columns = self.layout.tile
         return packed[0] * rows, packed[1] * columns
 
     def split(self, split: Split | None, part: str) -> Split | None:
-        """Return how a mesh splits the tensor `part` ("weight", "scales" or "zeros") of a weight; None if it does not.
+        """Return how a mesh may split one stored tensor of a weight; None if every rank holds all of it.
 
-        `split` is the split of the unpacked weight; None if every rank holds all of it. Scales are split with their
-        elements, and each rank gets whole tiles and whole blocks with one scale. If this makes the unit (the run of
-        elements that stays on one rank) larger, several ranks may not hold copies of a unit. Raises VerifyError if a
-        part of a merged weight ends within a tile or a block.
+        `split` says how the mesh may split the weight before quantization. `part` names the stored tensor: "weight",
+        "scales" or "zeros". Scales are split like their elements. Each rank gets whole tiles, and whole blocks of
+        elements that share a scale. This can enlarge the unit, which is the run of elements that stays on one rank. If
+        it does, units may no longer be repeated on several ranks. Raises VerifyError if a part of a merged weight, such
+        as q of q, k and v, ends within a tile or block.
         """
         if split is None or not (size := self.block(part)[split.dim]):
             return None
@@ -143,9 +151,9 @@ class Format:
         return replace(split, segments=segments, unit=unit // size, repeat=split.repeat and unit == split.unit)
 
     def types(self, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, TensorType]:
-        """Return, by name, the types of the tensors that store a weight of `shape` and `dtype`.
+        """Return the types of the tensors that store a weight of `shape` and `dtype`, by part name.
 
-        The shape must fit the format.
+        The parts are "weight", "scales" and "zeros". The shape must fit the format.
         """
         (rows, columns), inner = self.layout.tile, self.layout.inner
         packed = (shape[0] // rows, shape[1] // columns, *inner)
@@ -161,7 +169,7 @@ FORMATS: dict[str, Format] = {}
 
 
 def register_format(made: Format) -> Format:
-    """Register a weight format under its name. Raises InternalError if that is taken or a field is invalid."""
+    """Register a weight format by its name. Raises InternalError if the name is taken or a field is invalid."""
     problem = None
     if made.name in FORMATS:
         problem = "is defined twice"
@@ -187,11 +195,10 @@ def find_format(name: str) -> Format:
 
 
 def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
-    """Return the tensors that store a weight [N, K] in `format`: "weight", and "scales" and "zeros" if it has them.
+    """Store a weight [N, K] in `format`, and return its tensors by name: "weight", "scales" and "zeros".
 
-    Quantizing changes each value by at most half its scale. This includes the ends of the range, although rounding the
-    zero point moves the range. A lossless format only reorders values. Raises ValueError for a shape or values that the
-    format cannot store.
+    Formats without scales or zeros lack these tensors. Each value changes by at most half its scale. A lossless format
+    only reorders values. Raises ValueError for a shape or values that the format cannot store.
     """
     if problem := format.obstacle(tuple(tensor.shape)):
         raise ValueError(problem)
@@ -225,9 +232,9 @@ def dequantize(
     format: Format,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the weight [N, K] that the tensors `weight`, `scales` and `zeros` store in `format`.
+    """Return the weight [N, K] that `weight`, `scales` and `zeros` store in `format`. It is computed in `dtype`.
 
-    It is computed in `dtype`. Without scales the stored elements are the result, in their own dtype.
+    Without scales, the result is the stored elements in their dtype.
     """
     elements = format.layout.unpack(weight)
     if scales is None:
@@ -240,7 +247,10 @@ def dequantize(
 
 
 def _blocks(matrix: torch.Tensor, level: Scales) -> torch.Tensor:
-    """Return a matrix [N, K] as [blocks of rows, blocks of columns, elements of a block]; a block shares a scale."""
+    """Reshape a matrix [N, K] to [blocks of rows, blocks of columns, elements of a block].
+
+    The elements of a block share one scale.
+    """
     down, along = level.grid((matrix.shape[0], matrix.shape[1]))
     tiles = matrix.reshape(down, matrix.shape[0] // down, along, matrix.shape[1] // along)
     return tiles.transpose(1, 2).flatten(2)

@@ -10,11 +10,15 @@ from ingot.ir.errors import InternalError
 
 @dataclass(frozen=True)
 class Packing:
-    """The order in which the elements of a weight [N, K] are stored: tile by tile. `tile` is (rows, columns) of a tile.
+    """The order in which the elements of a weight [N, K] are stored: tile by tile.
 
-    `pack` turns a matrix of whole tiles into a tensor [N / rows, K / columns, *inner]. `unpack` is its inverse, with
-    the same bits and dtype. Both accept any dtype that holds the elements, and meta tensors. The first two axes of the
-    packed tensor count tiles, so a mesh can divide whole tiles among ranks.
+    tile    (rows, columns) of a tile
+    inner   the shape in which the elements of a tile are stored
+    pack    turns a matrix of whole tiles into a tensor [N / rows, K / columns, *inner]
+    unpack  the inverse of `pack`, with equal bits and dtype
+
+    Both functions accept meta tensors and any dtype that holds the elements. The first two axes of the packed tensor
+    count tiles, so that a mesh can give each rank whole tiles.
     """
 
     name: str
@@ -28,7 +32,7 @@ PACKINGS: dict[str, Packing] = {}
 
 
 def register_packing(packing: Packing) -> Packing:
-    """Register a packing, an order of stored elements, under its name. Raises InternalError if that is taken."""
+    """Register a packing (an order of stored elements) by its name. Raises InternalError if the name is taken."""
     if packing.name in PACKINGS:
         raise InternalError(f"the packing '{packing.name}' is defined twice")
     PACKINGS[packing.name] = packing

@@ -7,9 +7,9 @@ import torch
 
 
 def median_seconds(work: Callable[[], object], rounds: int) -> float:
-    """Call `work` once to warm up, then `rounds` times, and return the median GPU seconds of a call.
+    """Measure the GPU time of `work`: call it once to warm up, then `rounds` times. Return the median in seconds.
 
-    `work` launches on the current stream; CUDA events measure its time.
+    `work` launches kernels on the current stream. CUDA events measure the time.
     """
     work()
     times: list[float] = []
@@ -28,9 +28,10 @@ _HEAD_START = 8_000_000
 
 
 def row_seconds(work: Sequence[Callable[[], object]]) -> float:
-    """Call the functions of `work` in order on the current stream, and return the GPU seconds that all take together.
+    """Call the functions in `work` in order, and return the GPU seconds that their kernels take together.
 
-    The host enqueues all launches before the device begins, so that host time does not count.
+    They launch on the current stream. The GPU starts only when the host has launched all of them, so that host time
+    does not count.
     """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_HEAD_START)

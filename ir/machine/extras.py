@@ -13,9 +13,10 @@ def is_installed(module: str) -> bool:
 
 
 def require(module: str, package: str, purpose: str) -> None:
-    """Raise TargetError if the Python module `module` is not installed; `purpose` names what needs it, for the message.
+    """Raise TargetError if the Python module `module` is not installed.
 
-    `package` is the package that contains the module. The extra `ingot[cuda]` installs it.
+    `package` is the package with the module, such as one that `ingot[cuda]` installs. `purpose` says for the message
+    what needs it.
     """
     if not is_installed(module):
         raise TargetError(

@@ -18,10 +18,10 @@ _ENABLED, _MOST_LINKS = 1, 18
 
 @cache
 def find_gpu() -> Gpu:
-    """Return the facts of this machine's first visible GPU, torch's default.
+    """Return the facts of this machine's first visible GPU, which is torch's default.
 
-    Raises TargetError with the reason if no GPU can be used. Caches the result for the process, because loading calls
-    it several times and starting NVIDIA's management library is slow.
+    Raises TargetError with the reason if no GPU can be used. The result is cached for the process, because the search
+    is slow.
     """
     try:
         driver: Any = ctypes.CDLL("libcuda.so.1")
@@ -64,14 +64,17 @@ def _call(driver: Any, function: str, *arguments: Any) -> None:
 
 
 def _number(driver: Any, function: str, *arguments: Any) -> int:
-    """Call a function of the CUDA driver with `arguments`, and return the int that it writes to its first argument."""
+    """Call a function of the CUDA driver that writes an int to its first argument, and return this int.
+
+    `arguments` are the arguments after the first.
+    """
     found = ctypes.c_int()
     _call(driver, function, ctypes.byref(found), *arguments)
     return found.value
 
 
 def _has_links(driver: Any, device: int) -> bool:
-    """Return whether a GPU has an active NVLink, by NVIDIA's management library; False if that is missing."""
+    """Return whether a GPU has an active NVLink, by NVIDIA's management library. False if the library is missing."""
     bus = ctypes.create_string_buffer(32)
     _call(driver, "cuDeviceGetPCIBusId", bus, len(bus), device)
     with contextlib.suppress(OSError):

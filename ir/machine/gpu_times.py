@@ -10,15 +10,20 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 class KernelTime:
     """The constants that predict the time of one launch of a kernel.
 
-    The predicted time is `latency` seconds, plus `wave` seconds per wave of blocks, plus the longest of three times:
+    The predicted time is `latency` seconds, plus `wave` seconds per wave of thread blocks, plus the longest of:
 
-    - the time of the kernel's bytes, at the fraction `bandwidth` of the memory's published bandwidth
-    - the time of the bytes of the busiest multiprocessor, at `stream` bytes a second (0: no limit)
-    - the time of the kernel's flops, at the fraction `rate` of the GPU's published flops
+    - the time to move all bytes, at the fraction `bandwidth` of the memory's published bandwidth
+    - the time to move the bytes of the busiest multiprocessor, at `stream` bytes a second (0: no limit)
+    - the time to compute, at the fraction `rate` of the GPU's published flops
 
-    If a call has several launches, the slowest does all its work; a launch with bandwidth 0 takes only its latency. A
-    matmul with a time in the tuning log takes that time plus `beyond` seconds, because its rows differ from the timed
-    ones.
+    If a call has several launches, the slowest of them counts as doing all work. A launch with bandwidth 0 takes only
+    its latency and waves.
+
+    For a library's matmul, `stream` limits how fast a multiprocessor reads operands. If the library splits the sums of
+    the matmul, adding the partial sums takes another `wave` seconds.
+
+    If the tuning log has a time for a matmul, this time plus `beyond` seconds is predicted. `beyond` is there because
+    the input rows differ from the rows that were timed.
     """
 
     latency: float
@@ -31,13 +36,13 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """The seconds that the host needs for the parts of a step.
+    """The seconds that the host needs for each part of a step.
 
     call     a call of compiled kernels, without its launches
-    kernel   each kernel launch of such a call
+    kernel   one kernel launch of such a call
     library  a call of a torch op
     view     a view of a tensor
-    step     the time before the first and after the last launch of a step
+    step     the time before the first launch and after the last launch of a step
     """
 
     call: float
@@ -51,9 +56,12 @@ class HostTime:
 class GpuTimes:
     """The constants that predict step times on `gpu`, fitted to measurements.
 
-    `kernels` maps names of kernels to their constants; a library's kernels have the name of backend and op, such as
-    "cublas linear". `other` is for kernels that were not measured. `between` is the seconds from the last kernel of a
-    step's CUDA graph to the first kernel of the next. Latencies are those of launches that wait for the launch before.
+    kernels  the constants of a kernel, by kernel name; for a library's kernel by backend and op, as "cublas linear"
+    other    the constants of kernels that were not measured
+    between  seconds from the last kernel of a step's CUDA graph to the first kernel of the next step
+    host     the times of the host
+
+    Latencies are measured with each launch waiting for the launch before.
     """
 
     gpu: Gpu

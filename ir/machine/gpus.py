@@ -12,9 +12,9 @@ class Gpu:
     sm         its compute capability as an int (90 for Hopper)
     memory     bytes of memory
     cores      the number of multiprocessors
-    bandwidth  of its memory, in bytes a second; None if unknown
+    bandwidth  memory bandwidth in bytes a second; None if unknown
     links      whether it reaches another GPU of this machine over NVLink
-    driver     the newest CUDA version that the driver supports; "" for a GPU that this machine does not have
+    driver     the newest CUDA version that the driver supports; "" for a GPU that is not in this machine
     """
 
     product: str
@@ -27,15 +27,15 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """Return the name of the target for this GPU's compute capability, such as "sm_90"."""
+        """Return the target name of this GPU's compute capability, such as "sm_90"."""
         return f"sm_{self.sm}"
 
 
 @dataclass(frozen=True)
 class GpuFeature:
-    """A hardware feature of GPUs from compute capability `first` to `last` (None: all later ones).
+    """A hardware feature of GPUs with compute capabilities from `first` to `last`. `last` None means all later ones.
 
-    `without` says what happens on other GPUs. `90 in feature` tests a capability.
+    `without` says what happens on GPUs without the feature. `90 in feature` tests whether capability 9.0 has it.
     """
 
     first: int
@@ -67,7 +67,7 @@ WITHOUT_NVLINK = "GPUs would exchange data over PCIe"
 
 
 def features_of(sm: int) -> tuple[str, ...]:
-    """Return the names of the hardware features of a compute capability, given as an int such as 90."""
+    """Return the names of the hardware features of a compute capability. `sm` is an int such as 90."""
     return tuple(name for name, feature in FEATURES.items() if sm in feature)
 
 
@@ -112,7 +112,7 @@ _RESERVED = 1 << 10
 
 
 def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
-    """Return how many thread blocks a multiprocessor of `gpu` can hold at once, by warps and shared memory; at least 1.
+    """Return how many thread blocks one multiprocessor of `gpu` can run at once; at least 1.
 
     Each block has `warps` warps and `shared` bytes of shared memory. Registers are not considered.
     """
@@ -121,15 +121,18 @@ def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
 
 
 def _known(sm: int, table: Mapping[int, object]) -> int:
-    """Return the key of `table` for the compute capability `sm`: `sm` itself, or the nearest one below it."""
+    """Return the key of `table` to use for the compute capability `sm`.
+
+    It is `sm` if the table has it, else the nearest key below it, else the smallest key.
+    """
     return max((one for one in table if one <= sm), default=min(table))
 
 
 def matmul_rate(gpu: Gpu, dtype: str) -> float:
-    """Return the peak matmul flops a second of `gpu` for a dtype, by its name in programs ("bf16").
+    """Return the peak matmul flops a second of `gpu`, for a dtype name such as "bf16".
 
-    The rate of a typical device is scaled by the number of multiprocessors. That device has the GPU's compute
-    capability, or the nearest known one below. Dtypes without a rate of their own get that of float32.
+    It is the rate of a typical device, scaled by the number of multiprocessors. That device has this GPU's compute
+    capability, or the nearest known one below. Dtypes without a known rate get the rate of float32.
     """
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]

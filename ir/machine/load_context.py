@@ -10,46 +10,46 @@ from ingot.ir.mesh import Mesh, Rank
 
 
 class Allocator(Protocol):
-    """Allocates tensors that stay on the device as long as the artifact is loaded.
+    """Allocates tensors that stay on the device while the artifact is loaded.
 
-    These are weights, states, and memory that loaded code keeps between calls. All methods raise MemoryError, with the
-    reason as its text, if there is not enough memory.
+    These are weights, states, and memory that loaded code keeps between calls. All methods raise MemoryError with a
+    reason if there is not enough memory.
     """
 
     @property
     def granularity(self) -> int | None:
         """Return the unit, in bytes, in which the device maps memory into address ranges.
 
-        None if the device cannot map the same memory into several ranges.
+        None if the device cannot map one piece of memory into several address ranges.
         """
         ...
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
-        """Return `count` u8 tensors of zeros that share the memory of their last bytes, for caches with scratch pages.
+        """Return `count` u8 tensors of zeros that share the memory of their last `tail` bytes.
 
-        Each tensor has `own` bytes of its own, then `tail` bytes that are the same memory in all tensors. `own` and
-        `tail` are multiples of `granularity`, and above 0.
+        Before these, each tensor has `own` bytes to itself. `own` and `tail` are multiples of `granularity`, and above
+        0. Caches with scratch pages use this.
         """
         ...
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new row-major tensor on the device, filled with zeros."""
+        """Return a new row-major tensor of zeros on the device."""
         ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new row-major tensor on the device, uninitialized."""
+        """Return a new row-major tensor on the device. Its values are undefined."""
         ...
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """The facts about this process and its device that loading an artifact needs.
+    """The facts about this process and its device that are needed to load an artifact.
 
     device         the device of code, weights and states
     rank           which rank of `mesh` this process is; it loads this rank's parts of the weights
     mesh           the mesh that the artifact was compiled for, without axes of size 1
     stream         the CUDA stream on which all steps run; None on a CPU
-    communicators  by mesh axis, the object (such as an NCCL communicator) that connects its ranks; empty without a mesh
+    communicators  by mesh axis, the object that connects its ranks, such as an NCCL communicator; empty without a mesh
     allocator      allocates the memory that stays on the device
     """
 

@@ -17,18 +17,18 @@ from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
 class Target(BaseModel):
     """The machine that code is compiled for.
 
-    Compiled code depends on the fields from `name` to `versions`, plans also on the others.
+    Compiled code depends on the fields from `name` to `versions`. Plans depend on the other fields too.
 
     name       "cpu", or a GPU's compute capability such as "sm_90"
     device     "cpu" or "cuda"
     arch       the architecture of the host's processor
     sm         a GPU's compute capability as an int (90 for Hopper); None on a CPU
     features   the instruction sets or hardware features that code may use
-    versions   versions of torch and, on a GPU, of CUDA and the driver, by name
+    versions   the versions of torch and, on a GPU, of CUDA and the driver, by name
     memory     bytes of memory
-    cores      cores of a CPU, multiprocessors of a GPU
+    cores      the number of a CPU's cores, or of a GPU's multiprocessors
     gpu        the GPU's product name; None on a CPU
-    bandwidth  of a GPU's memory, in bytes a second; None if unknown
+    bandwidth  the GPU's memory bandwidth in bytes a second; None if unknown
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,9 +45,9 @@ class Target(BaseModel):
 
     @staticmethod
     def detect(device: str = "auto") -> "Target":
-        """Return the target for this machine's GPU ("cuda"), its CPU ("cpu"), or its GPU if it has one ("auto").
+        """Return the target of this machine: of its GPU ("cuda"), its CPU ("cpu"), or its GPU if it has one ("auto").
 
-        Raises TargetError if `device` is "cuda" and there is no usable GPU, or if it is another word.
+        Raises TargetError for "cuda" without a usable GPU, and for any other word.
         """
         match device:
             case "auto":
@@ -63,10 +63,10 @@ class Target(BaseModel):
 
     @staticmethod
     def named(name: str) -> "Target":
-        """Return the target with this name: "auto", "cpu" or "cuda" for this machine, or a capability such as "sm_90".
+        """Return the target `name`: "auto", "cpu" or "cuda" for this machine, or a compute capability such as "sm_90".
 
-        If this machine's GPU has the named compute capability, the target is this GPU. Otherwise it is a typical device
-        of that capability, so that a machine without a GPU can compile for one. Raises TargetError for an unknown name.
+        A capability means this machine's GPU if the GPU has it. Otherwise it means a typical device, so that a machine
+        without a GPU can compile for one. Raises TargetError for an unknown name.
         """
         if not re.fullmatch(r"sm_\d{2,3}", name):
             return Target.detect(name)
@@ -80,8 +80,9 @@ class Target(BaseModel):
     def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
         """Return the properties that a machine must have to run code compiled for this target.
 
-        `linked` names the libraries that the code is linked with, which are keys of `versions`. On a GPU only their
-        versions count: compiled code runs with every driver that supports the CUDA version it was built with.
+        `linked` names libraries that the code is linked with, as keys of `versions`. For a GPU, only the versions of
+        these libraries are included. The driver's version is left out, because code runs with each driver that supports
+        its CUDA version.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
@@ -92,15 +93,15 @@ class Target(BaseModel):
     def code_identity(self) -> dict[str, Any]:
         """Return the properties of this target that determine the compiled code, for keys of the compile cache.
 
-        They are those of `identity`, and on a GPU the number of multiprocessors, among which kernels divide their work.
-        Code that was compiled for another number runs too.
+        They are the properties of `identity` and, for a GPU, the number of multiprocessors. Kernels divide their work
+        by this number, but run on GPUs with another number too.
         """
         return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 
     def difference(self, other: "Target") -> str | None:
-        """Return the first property in which two targets need different code, with both values, as text.
+        """Return the first property that keeps code for this target from running on `other`; None if it runs there.
 
-        None if code for one runs on the other.
+        The text has the values of both targets.
         """
         return first_difference(self.identity(), other.identity())
 
@@ -115,7 +116,10 @@ class Target(BaseModel):
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Return the first field that differs between two identities, with both values, as text; None if none does."""
+    """Return the first property that differs between two machines, with both values, as text; None if all are equal.
+
+    `mine` and `theirs` are results of `Target.identity`.
+    """
     for key in [*theirs, *sorted(mine.keys() - theirs.keys())]:
         if key in mine and key in theirs and mine[key] == theirs[key]:
             continue

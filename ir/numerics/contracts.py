@@ -31,23 +31,23 @@ RankParams = Sequence[Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Measured:
-    """A tensor of a program, computed in the program's own dtypes (`found`) and in float64 (`exact`)."""
+    """A tensor of a program, computed twice: in the program's dtypes (`found`) and in float64 (`exact`)."""
 
     found: torch.Tensor
     exact: torch.Tensor
 
     @property
     def error(self) -> torch.Tensor:
-        """Return |found - exact|, elementwise; 0 where both are the same infinity or both NaN."""
+        """Return |found - exact| of each element. It is 0 where both are NaN or both are the same infinity."""
         return _distance(self.found, self.exact)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The results of running a program on requests, in its own dtypes and in float64.
+    """The results of running requests through a program, in its dtypes and in float64.
 
-    `logits` is [positions, vocab], with the positions of all requests. `values` maps names of nodes that the caller
-    named to their tensors.
+    `logits` is [positions, vocab], for the positions of all requests. `values` holds the tensors of chosen nodes, by
+    node name.
     """
 
     logits: Measured
@@ -56,15 +56,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How much a pass changed a tensor. Each error is the largest over the elements.
+    """How much a pass changed a tensor. Each error is the largest over all elements.
 
-    meaning   the change of the tensor's value in float64
-    before    the error of the program before the pass, against float64
-    error     the error that the pass's contract bounds. EXACT: the change of the computed value. ROUNDING: the error
-              after the pass against float64. LOSSY: the same as `meaning`
+    meaning   the change of the float64 value
+    before    the error against float64 before the pass
+    error     the error that the pass's contract limits. EXACT: the change of the computed value. ROUNDING: the error
+              against float64 after the pass. LOSSY: `meaning`
     relative  `error` divided by the largest float64 value
-    allowed   the bound on `error` for the largest value; None without a bound
-    lost      the number of elements that were not finite before the pass; the errors do not include them
+    allowed   the limit of `error`, for the element of the largest value; None without a limit
+    lost      the number of elements that were not finite before the pass; the errors leave them out
     """
 
     meaning: float
@@ -77,10 +77,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Breach:
-    """A violation of the bound on a tensor's errors.
+    """A tensor whose errors exceed their limit.
 
-    `max_error` is the largest error, and `relative_error` the same divided by the tensor's largest value. `allowed` is
-    the bound on the element that exceeds its bound most. `text` describes the violation.
+    max_error       the largest error of an element
+    relative_error  `max_error` divided by the tensor's largest value
+    allowed         the limit of the element that exceeds its limit most
+    text            a description for messages
     """
 
     max_error: float
@@ -101,11 +103,11 @@ def measure(
     seed: int | None = None,
     names: Collection[str] | None = None,
 ) -> Measurement:
-    """Run `requests` (token ids) through `program`, in its own dtypes and in float64, each time with fresh states.
+    """Run `requests` (token ids) through `program` twice, in its dtypes and in float64, with fresh states each time.
 
-    `params` holds each rank's params by name. A step runs at most `chunk` tokens of each request (None: all at once).
-    `seed` permutes the pages of the KV cache. `names` are names of nodes; the result then also holds their tensors on
-    rank 0, for which `chunk` must be None. Raises VerifyError for an unknown node.
+    `params` holds the params of each rank by name. A step runs at most `chunk` tokens of each request; None: all
+    tokens. `seed` permutes the pages of the KV cache. `names` are nodes whose tensors the result holds too, from rank
+    0. `chunk` must then be None. Raises VerifyError for an unknown node.
     """
     if names and chunk is not None:
         raise VerifyError("values of nodes need all tokens in one step", expected="chunk=None, all tokens at once")
@@ -133,11 +135,11 @@ def logits_of(
     seed: int | None = None,
     watch: Watch | None = None,
 ) -> torch.Tensor:
-    """Run `requests` (token ids) through a program, and return the logits [positions, vocab] of all their positions.
+    """Run `requests` (token ids) through a program, and return the logits [positions, vocab] of all positions.
 
-    The logits are in float32 or wider. `params` holds each rank's params by name. `exact` computes in float64. A step
-    runs at most `chunk` tokens of each request (None: all at once). `seed` permutes the pages of the KV cache. `watch`
-    is called with each node and result.
+    The logits are in float32 or wider. `params` holds the params of each rank by name. `exact` computes in float64. A
+    step runs at most `chunk` tokens of each request; None: all tokens. `seed` permutes the pages of the KV cache.
+    `watch` is called with each node and its result.
     """
     run = MeshRun(program, params, exact=exact, watch=watch)
     return wide(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
@@ -152,10 +154,10 @@ def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:
 
 
 def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Deviation:
-    """Return how much a pass with the contract `numerics` changed a tensor of a model of `dtype`.
+    """Return how much a pass changed a tensor, in a model of `dtype`.
 
-    `before` and `after` are the tensor before and after the pass, of the same shape. `breach` decides whether the
-    change is allowed.
+    `numerics` is the contract of the pass: exact, rounding or lossy. `before` and `after` are the tensor before and
+    after the pass, with equal shapes. The function `breach` says whether the change is allowed.
     """
     judged = _judged(before)
     meaning = _most(_distance(after.exact, before.exact)[before.exact.isfinite()])
@@ -170,11 +172,11 @@ def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torc
 
 
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
-    """Return how a pass changed a tensor more than its contract `numerics` allows; None if it did not.
+    """Return how a pass changed a tensor more than its contract allows; None if it did not.
 
-    `before` and `after` are the tensor as computed before and after the pass; `dtype` is the model's. An element that
-    is NaN or the same infinity in both counts as equal, because the pass did not cause it. A LOSSY pass must only keep
-    finite elements finite.
+    `numerics` is the contract of the pass: exact, rounding or lossy. `before` and `after` are the tensor before and
+    after the pass. `dtype` is the dtype of the model. Elements count as equal if both are NaN or both are the same
+    infinity. A LOSSY pass must only keep finite elements finite.
     """
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()
@@ -193,7 +195,7 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
 def changed_meaning(before: Measured, after: Measured) -> Breach | None:
     """Return how a pass changed the float64 value of a tensor; None if it did not.
 
-    Changes as small as those of another order of additions do not count.
+    Tiny changes do not count, such as from adding numbers in another order.
     """
     left, right = before.exact, after.exact
     if left.shape != right.shape:
@@ -210,7 +212,7 @@ def changed_meaning(before: Measured, after: Measured) -> Breach | None:
 
 
 def _changed_bits(before: torch.Tensor, after: torch.Tensor) -> Breach | None:
-    """Return how values changed. 0 and -0 count as equal."""
+    """Return how computed values changed; None if their bits are equal. 0 and -0 count as equal."""
     same = (before == after) | (before.isnan() & after.isnan())
     if before.dtype == after.dtype and bool(same.all()):
         return None
@@ -231,15 +233,18 @@ def _rounded_worse(before: Measured, after: Measured, tolerance: Tolerance) -> B
 
 
 def _judged(before: Measured) -> torch.Tensor:
-    """Return a mask of the elements to compare: those that are finite before the pass, computed and in float64."""
+    """Return a mask of the elements to compare.
+
+    These are finite before the pass, both in the program's dtypes and in float64.
+    """
     return before.found.isfinite() & before.exact.isfinite()
 
 
 def _worst(error: torch.Tensor, allowed: torch.Tensor, reference: torch.Tensor, text: str) -> Breach:
-    """Return the breach that describes errors beyond their bounds: the largest error, and where the excess is largest.
+    """Return a `Breach` for errors that exceed their limits.
 
-    `error` and `allowed` hold the error and the bound of each element; the breach contains the bound of the element
-    that exceeds its bound most. `reference` holds the values that the errors are relative to.
+    `error` and `allowed` hold the error and the limit of each element. The result has the largest error, and the limit
+    of the element that exceeds its limit most. `reference` holds the values that relative errors are divided by.
     """
     allowed = allowed.expand_as(error)
     index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
@@ -254,7 +259,7 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _most(error: torch.Tensor) -> float:
-    """Return the largest element of `error`; infinity if one is NaN, 0 if there are none."""
+    """Return the largest element of `error`. It is infinity if any is NaN, and 0 if there are no elements."""
     return float(error.nan_to_num(nan=float("inf")).max()) if error.numel() else 0.0
 
 

@@ -26,7 +26,7 @@ Differs = Callable[[Measured, Measured], Breach | None]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a tensor: the least, the greatest and the root mean square of its finite elements.
+    """The least value, the greatest value and the root mean square of a tensor's finite elements.
 
     `nonfinite` is the number of elements that are infinite or NaN.
     """
@@ -54,18 +54,18 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first tensor in which two programs of one model differ: `before` and `after` some rewrites.
+    """The first tensor that differs between two programs of one model, "before" and "after" some rewrites.
 
-    node      the tensor's name in the program after; CALL/NODE if it is in a region's body
-    namesake  the name of the tensor that it was compared with, in the program before
+    node      the tensor's name in the program after; CALL/NODE inside a region (calls that are compiled together)
+    namesake  the name, in the program before, of the tensor that it was compared with
     step      the number of the step, from 0
     before    statistics of the tensor in the program before
     after     statistics of the tensor in the program after
     breach    how the tensors differ
-    made      nodes and params from which the tensor is computed, if only the program after has them and they agree with
-              no value of the program before. One of them is wrong, or `node` is, or its arguments are
-    fed       nodes that those in `made` read, and that only the program after has. They agree with some value in the
-              program before, perhaps the wrong one
+    made      new nodes and params from which the tensor is computed: only the program after has them, and their values
+              are not in the program before. The cause is one of them, or `node`, or its arguments
+    fed       new nodes that the nodes in `made` read. Their values are in the program before, but the wrong node may
+              read them
     """
 
     node: str
@@ -87,10 +87,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Overflow:
-    """The first tensor of a program that overflows: it has infinities or NaN where its float64 value is finite.
+    """The first tensor that overflows in a program: it has infinities or NaN where its float64 value is finite.
 
-    `node` is its name, CALL/NODE if it is in a region's body. `largest` is the largest magnitude in float64, `limit`
-    the largest finite number of `dtype`, `count` the number of overflowed elements.
+    node     the tensor's name; CALL/NODE inside a region (calls that are compiled together)
+    largest  the largest magnitude in float64
+    limit    the largest finite number of `dtype`
+    count    the number of elements that overflowed
     """
 
     node: str
@@ -111,21 +113,20 @@ class Overflow:
 
 
 def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
-    """Return a function that compares two tensors of a model of `dtype`, for `first_divergence`.
+    """Return a function that compares two tensors by the contract `numerics`, for `first_divergence`.
 
-    It returns how they differ by more than the contract `numerics` (exact, rounding or lossy) allows; None if they do
-    not.
+    It returns how the tensors differ more than the contract (exact, rounding or lossy) allows; None if they do not.
+    `dtype` is the dtype of the model.
     """
     return partial(breach, numerics, dtype=dtype)
 
 
 def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
-    """Return the first tensor, in the order of the program `after`, that differs from its counterpart in `before`.
+    """Return the first tensor of the program `after` that differs from its counterpart in `before`; None if none does.
 
-    None if no tensor differs. `differs` compares two tensors. An output is compared with the output of the same name.
-    Another value is compared with that of the same node, because passes keep the names of unchanged nodes. A value
-    inside a region is searched for by value. Steps are compared one to one, so programs with different inputs need a
-    single step.
+    `differs` compares two tensors. An output is compared with the output of the same name. Another value is compared
+    with the node of the same name, because passes keep names. A node inside a region (calls that are compiled together)
+    may be compared with any node that has an equal value. Both recordings must have equally many steps.
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -150,7 +151,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
 
 
 class _Pairs:
-    """Finds, for each value of one step of the recording `after`, its counterpart in the recording `before`."""
+    """Finds the counterpart of each value of the recording `after` in the recording `before`, for one step."""
 
     def __init__(self, before: Recording, after: Recording, step: int, differs: Differs) -> None:
         self.before, self.after, self.differs = before.program, after.program, differs
@@ -168,7 +169,10 @@ class _Pairs:
         return self._of_region(value, *inner) if inner else None
 
     def _in_body(self, value: RecordedValue) -> tuple[fx.Node, fx.Node] | None:
-        """Return the node in a region's body that computes a value, and the region's call; None outside regions."""
+        """Return the node inside a region that computes a value, and the call of the region; None outside regions.
+
+        A region is a set of calls that are compiled together.
+        """
         if value.call is not None:
             return value.node, value.call
         call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)
@@ -184,11 +188,12 @@ class _Pairs:
         return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
     def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
-        """Return the counterpart in the program before of a value in a region; None if there is none.
+        """Return the counterpart, in the program before, of a value inside a region; None if there is none.
 
-        The node `inner` in the region's body computes the value, and `call` is the region call. The counterpart is the
-        node with the same name, if the call is the body's first. Otherwise it is a value that agrees, or else the
-        nearest one of the same op and layer. A region that several layers call has the node names of the first.
+        A region is a set of calls that are compiled together. `inner` is the node inside the region, and `call` the
+        call of the region. If several layers call the region, its nodes have names of the first layer. In the first
+        layer, the counterpart is the node of the same name. In other layers it is a node with an equal value. Failing
+        that, it is the node of the same op and layer with the nearest value.
         """
         first, layer = self.old.get(inner.name), layer_of(inner, call)
         if (
@@ -216,7 +221,7 @@ class _Pairs:
     def causes(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the nodes that may cause a difference, nearest first: the fields `made` and `fed` of a `Divergence`.
 
-        `value` is the tensor that differs, `other` its counterpart in the program before.
+        `value` is the tensor that differs. `other` is its counterpart in the program before.
         """
         made: dict[str, None] = {}
         fed: dict[str, None] = {}
@@ -239,9 +244,9 @@ class _Pairs:
         return tuple(made), tuple(fed)
 
     def _is_right(self, name: str, expected: RecordedValue | None) -> bool:
-        """Return whether the value `name` agrees with its counterpart `expected` in the program before.
+        """Return whether the value of the node `name` agrees with `expected`, its counterpart in the program before.
 
-        If `expected` is None, any value of the program before may agree with it.
+        With `expected` None, return whether it agrees with any value of the program before.
         """
         value = self.new.get(name)
         if value is None:
@@ -252,9 +257,12 @@ class _Pairs:
 
 
 def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
-    """Return the nodes that `node` reads, each with the region call whose body it is in; None outside regions.
+    """Return the nodes that `node` reads, as pairs (node, call of the region around it).
 
-    `call` is the region call if `node` is in a body. An argument of that call replaces the body's placeholder.
+    The call is None outside regions.
+
+    A region is a set of calls that are compiled together. `call` is the call of the region around `node`, or None. If
+    `node` reads an input of the region, the argument of the call is returned in its place.
     """
     if call is None:
         return [(source, None) for source in node.all_input_nodes]
@@ -267,7 +275,11 @@ def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node 
 
 
 def _name(node: fx.Node, call: fx.Node | None) -> str:
-    """Return the name of a node in a recording, CALL/NODE in a region's body; for a placeholder its target."""
+    """Return the name of a node in a recording.
+
+    It is CALL/NODE inside a region (calls that are compiled together). For a placeholder it is the name of the input,
+    param or state.
+    """
     return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
 
 
@@ -276,18 +288,18 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 
 
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
-    """Return whether `other`, a value with the name of `node` in the program before, is the same call as `node`.
+    """Return whether `node` of the program after is the same call as `other` of the program before.
 
-    A pass may give the name of a removed node to a new one. So the origin in the model (`origin` is that of `node`),
-    the shape and the op must agree too. `value` is the value that `node` computes.
+    Both have one name. But a pass may name a new node like a removed one. So their origin in the model, shape and op
+    must agree too. `value` is the value of `node`, and `origin` its origin.
     """
     return other.origin == origin and _shape(other) == _shape(value) and _same_kind(other.node, node)
 
 
 def _same_kind(node: fx.Node, other: fx.Node) -> bool:
-    """Return whether two calls may compute the same value: they have the same op and number of arguments.
+    """Return whether two calls may compute the same value: they have the same op and equally many arguments.
 
-    Example of another number: on a mesh the bias is no argument of the matmul, but is added after the sum over ranks.
+    Example of a different number: on a mesh, a bias is added after the sum over ranks, and not by the matmul.
     """
     return _kind(node) == _kind(other)
 
@@ -308,10 +320,10 @@ def _distance_between(value: RecordedValue, other: RecordedValue) -> float:
 
 
 def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
-    """Run a program from fresh states, a step for each of `inputs`, and return the first tensor that overflows.
+    """Run a program from fresh states, one step for each of `inputs`, and return the first tensor that overflows.
 
-    None if none overflows. `params` holds each rank's params by name. A tensor overflows if it has infinities or NaN
-    where its float64 value is finite; an unwritten page, which is NaN in float64 too, does not count.
+    None if none does. `params` holds the params of each rank by name. A tensor overflows if it has infinities or NaN
+    where its float64 value is finite. Unwritten pages are NaN in float64 too, so they do not count.
     """
     lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by count: a region's body runs several times
 

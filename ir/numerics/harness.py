@@ -28,10 +28,10 @@ def load_params(
     rank: Rank | None = None,
     memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Make the params of a program from checkpoint tensors by their recipes, and return them by name.
+    """Make a program's params from checkpoint tensors, by their recipes. Return them by name.
 
-    `read` returns a checkpoint tensor by name. On a mesh, the parts that `rank` holds are returned. Recipe steps that
-    occur in several calls with the same `memo` are computed once.
+    `read` returns a checkpoint tensor by name. With `rank`, only this rank's parts are returned. Calls with one `memo`
+    compute equal recipe steps once.
     """
     recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
     return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
@@ -40,18 +40,18 @@ def load_params(
 def rank_params(
     program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """Make the params of a program from checkpoint tensors. Return them by name, for every rank of its mesh in order.
+    """Make a program's params from checkpoint tensors. Return them by name, for each rank of its mesh in order.
 
-    `read` returns a checkpoint tensor by name. A program without a mesh has one rank. Recipe steps that occur in
-    several calls with the same `memo` are computed once.
+    `read` returns a checkpoint tensor by name. A program without a mesh has one rank. Calls with one `memo` compute
+    equal recipe steps once.
     """
     return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
-    """Return a tensor for every state of a program, by name, with `pages` pages in each cache.
+    """Return a tensor for each state of a program, by name. Caches have `pages` pages.
 
-    The tensors are filled with NaN or -1, so that a read of unwritten memory shows in the results.
+    The tensors are filled with NaN or -1, so that results show when unwritten memory is read.
     """
     rows = program.dims["R"].hi if "R" in program.dims else 1
     states = {}
@@ -63,10 +63,10 @@ def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class InterpreterRun:
-    """A callable that runs one step of a program under the interpreter: from inputs by name to outputs by name.
+    """A callable that runs one step of a program in the interpreter. It maps inputs by name to outputs by name.
 
-    It keeps the states from step to step. `exact` computes in float64; `rowwise` makes each token's result independent
-    of the others.
+    It keeps the states between steps. `exact` computes in float64. With `rowwise`, a token's result does not depend on
+    the other tokens in the step.
     """
 
     program: Program
@@ -89,11 +89,11 @@ class InterpreterRun:
 
 @dataclass
 class MeshRun:
-    """A callable that runs one step of a program on all ranks of its mesh: from inputs to outputs, by name.
+    """A callable that runs one step of a program on all ranks of its mesh. It maps inputs by name to outputs by name.
 
-    All ranks run in one process, each with its own params and with states that it keeps from step to step. A program
-    without a mesh has a single rank. `exact` computes in float64. `watch` is called with each node and result. A call
-    raises VerifyError if the ranks return different outputs, unless `agree` is False.
+    All ranks run in one process. Each has its params and its states, which are kept between steps. A program without a
+    mesh has one rank. `exact` computes in float64. `watch` is called with each node and its result. If `agree`, a step
+    raises VerifyError when ranks return different outputs.
     """
 
     program: Program
@@ -106,7 +106,10 @@ class MeshRun:
 
     @staticmethod
     def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
-        """Return a callable for a program whose params are made from checkpoint tensors, which `read` returns."""
+        """Make the params of a program from checkpoint tensors, and return a callable that runs it.
+
+        `read` returns a checkpoint tensor by name.
+        """
         return MeshRun(program, rank_params(program, read), exact=exact)
 
     def __post_init__(self) -> None:
@@ -135,13 +138,14 @@ def teacher_forced(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[torch.Tensor]:
-    """Run requests (token ids) through a program, and return the logits f32[n, vocab] of the n tokens of each request.
+    """Run requests (token ids) through a program, and return the logits f32[n, vocab] of each request's n tokens.
 
-    A program that pools returns hidden states instead of logits. `inputs` are the types of the program's inputs by
-    name; `run` runs one step. All requests run in the same steps. A program without a cache runs whole sequences in one
-    step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default). The pages come from
-    a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. Nothing is sampled, because with
-    drafts the program would reject tokens that differ from sampled ones.
+    A program that pools returns hidden states instead. `inputs` are the types of the program's inputs by name. `run`
+    runs one step. All requests run together in each step. A step runs at most `chunk` tokens of each request; None: all
+    tokens. A program without a cache always runs whole requests in one step.
+
+    `pages` pages of `page_size` tokens are used, in an order permuted by `seed`. No token is sampled: a program with
+    drafts would reject given tokens that differ from sampled ones.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
@@ -156,14 +160,15 @@ def teacher_forced(
 
 
 def _rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the output of a step that has a row per token: the logits, or hidden states for a program that pools."""
+    """Return the output of a step with a row per token: logits, or hidden states if the program pools."""
     return outputs["logits"] if "logits" in outputs else outputs["hidden"]
 
 
 def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
-    """Return a schedule: for each step, pairs (index of a request, number of its next tokens that the step runs).
+    """Return a schedule that runs each request in chunks of at most `chunk` tokens; None: all tokens at once.
 
-    `lengths` holds the number of tokens of each request. A step runs at most `chunk` tokens of a request; None: all.
+    A schedule lists, for each step, pairs (index of a request, number of its next tokens to run). `lengths` holds the
+    number of tokens of each request.
     """
     size = chunk or max(lengths)
     return [
@@ -183,12 +188,14 @@ def scheduled(
     *,
     samples: bool = True,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Run the steps of `schedule` on a program with a cache, and yield each step's outputs by name.
+    """Run the steps of `schedule` on a program with a cache, and yield the outputs of each step by name.
 
-    A step of the schedule holds pairs (index of a request, number of its next tokens). `inputs` are the types of the
-    program's inputs by name; `run` runs one step. Every token has a row of logits. `samples`: the last row of each
-    sequence samples the next token, which stays on the device. Request i uses row i of states on the device. Pages come
-    from a pool of `pages` pages, in an order permuted by `seed`; a sequence has other pages in each cache group.
+    A step of the schedule holds pairs (index of a request, number of its next tokens to run). `inputs` are the types of
+    the program's inputs by name. `run` runs one step. Each token gets a row of logits. If `samples`, the last row of
+    each sequence samples a token, which stays on the device. Request i uses row i of the states on the device.
+
+    Pages come from a pool of `pages` pages, in an order permuted by `seed`. A sequence has different pages in each
+    group of caches.
     """
     order = list(range(pages))
     if seed is not None:
@@ -211,11 +218,11 @@ def step_inputs(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return the inputs, by name, of every step that runs `requests` (token ids) through a program.
+    """Return the inputs, by name, of each step that runs `requests` (token ids) through a program.
 
     `inputs` are the types of the program's inputs by name. A step has at most `chunk` tokens of each request. None: one
-    step has all tokens, and programs of all stages then return the same rows. The pages of a KV cache come from a pool
-    of `pages` pages, in an order permuted by `seed`.
+    step has all tokens, so that programs of all stages return the same rows. Pages of a KV cache come from a pool of
+    `pages` pages, in an order permuted by `seed`.
     """
     steps: list[Mapping[str, torch.Tensor]] = []
 
@@ -228,7 +235,7 @@ def step_inputs(
 
 
 def _whole(inputs: Mapping[str, TensorType], requests: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    """Return the inputs of one step with all tokens of all requests, for a program without a cache."""
+    """Return the inputs of one step that runs all tokens of all requests, for a program without a cache."""
     return step_values(inputs, fed_of([_fed(row, request, 0, (), False) for row, request in enumerate(requests)], 1))
 
 
@@ -242,10 +249,10 @@ def _step(
     page_size: int,
     samples: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs by name of one step of a program with a cache.
+    """Return the inputs, by name, of one step of a program with a cache.
 
-    `fed` holds pairs (index of a request, number of tokens that the step runs); `done` counts the tokens of each
-    request that earlier steps ran. `tables` holds the pages of each request, out of `pages`.
+    `fed` holds pairs (index of a request, number of its next tokens to run). `done` holds how many tokens of each
+    request have run before. `tables` holds the pages of each request, with numbers below `pages`.
     """
     sequences = [
         _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index], samples)

@@ -16,7 +16,7 @@ from ingot.ir.recipe import Recipe
 
 @dataclass(frozen=True)
 class WeightBreach:
-    """A weight that is quantized wrongly: the name of the wrong param (elements, scales or zeros), and the error."""
+    """A weight that is quantized wrongly: the wrong param (elements, scales or zeros) by name, and its error."""
 
     param: str
     breach: Breach
@@ -24,10 +24,11 @@ class WeightBreach:
 
 @dataclass(frozen=True)
 class _Quantized:
-    """A quantized weight of a program, with the param that it replaces.
+    """A quantized weight of a program.
 
-    `parts` maps "weight", "scales" and "zeros" to the names of the params that store it. `original` is the param of the
-    program before quantization whose values they store; None if there is none.
+    parts     the params that store it, by "weight", "scales" and "zeros"
+    format    its storage format
+    original  the param that it was before quantization; None if there is none
     """
 
     parts: Mapping[str, str]
@@ -48,10 +49,10 @@ class _Quantized:
 def weight_breaches(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> list[WeightBreach]:
-    """Return the weights that the program `after` quantizes wrongly, compared with those of the program `before`.
+    """Return the weights that the program `after` has quantized wrongly, compared with the program `before`.
 
-    A value must be within half its scale of the original, and no scale may be larger than the range of its block needs.
-    The params are those of each rank, by name.
+    Each value must be within half its scale of the original value. No scale may be larger than its block's values need.
+    `before_params` and `after_params` hold the params of each rank by name.
     """
     found = []
     for one in _quantized(before, after):
@@ -68,9 +69,9 @@ def weight_breaches(
 
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
-    """Return which param of a wrongly quantized weight to report: elements, scales or zeros.
+    """Return the param to report for a wrongly quantized weight: elements, scales or zeros.
 
-    It is the only one that differs from quantizing `original` anew. If several differ, it is that of the elements.
+    It is the one that differs from quantizing `original` again. If several differ, it is the elements.
     """
     expected = quantize(original, one.format)
     wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
@@ -84,9 +85,9 @@ def weight_breach(
     zeros: torch.Tensor | None,
     format: Format,
 ) -> Breach | None:
-    """Return how a quantized matrix differs from `original` [N, K] by more than rounding in `format` allows.
+    """Return how a quantized matrix differs from `original` [N, K] more than rounding allows; None if it does not.
 
-    None if it does not. `weight` holds the packed elements; `scales` and `zeros` are None if the format has none.
+    `weight` holds the packed elements. `scales` and `zeros` are None if `format` has none.
     """
     if scales is None:
         return _moved_breach(original, dequantize(weight, None, None, format))
@@ -113,7 +114,7 @@ def weight_breach(
 
 
 def _moved_breach(original: torch.Tensor, found: torch.Tensor) -> Breach | None:
-    """Return how `found`, stored in a lossless format, differs from the weight `original`; None if it does not."""
+    """Return how `found` differs from the weight `original`, which a lossless format stores; None if it does not."""
     if torch.equal(found, original):
         return None
     error = (found.double() - original.double()).abs().nan_to_num(nan=float("inf"))
@@ -131,10 +132,10 @@ def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def with_rounded_weights(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> tuple[Program, list[dict[str, torch.Tensor]]]:
-    """Return the program `before` with the rounded weights of `after`, and each rank's params for it.
+    """Return the program `before` with the rounded weights of the quantized program `after`, and each rank's params.
 
-    Callers compare it with `after`: the float64 results of both are equal if quantizing changed nothing but the
-    weights. Each linear that `after` quantizes reads the dequantized weight, in float64.
+    Each linear that `after` quantizes reads the dequantized weight, in float64. Callers compare the result with
+    `after`. If the float64 results are equal, quantizing changed nothing but the weights.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
     kept = {node.name for node in after.calls(ops.linear.overload)}
@@ -152,16 +153,16 @@ def with_rounded_weights(
 
 
 def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return how far next-token distributions moved: the mean Kullback-Leibler divergence over positions, in nats.
+    """Return the mean Kullback-Leibler divergence of next-token distributions over positions, in nats.
 
-    `before` and `after` are logits [positions, vocab].
+    `before` and `after` are logits [positions, vocab]. It says how far the distributions moved.
     """
     old, new = before.double().log_softmax(-1), after.double().log_softmax(-1)
     return float((old.exp() * (old - new)).sum(-1).mean())
 
 
 def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
-    """Yield the quantized weights that the program `after` has and the program `before` lacks."""
+    """Yield each quantized weight of the program `after` that the program `before` does not have."""
     names = {spec.recipe: name for name, spec in before.params.items()}
     seen = set(before.params)
     for node in after.calls(ops.quant_linear.overload):
@@ -178,7 +179,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
-    """Return the quantize step in a weight's recipe; None if it has none."""
+    """Return the quantize step in a weight's recipe; None if it has none. A recipe says how the weight is made."""
     if recipe.step == "quantize":
         return recipe
     return next((found for inner in recipe.inputs if (found := _quantizing(inner))), None)

@@ -19,10 +19,12 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """The result of a call in a recorded step. On a mesh it is assembled from all ranks, as one device computes it.
+    """The result of a call in a recorded step. On a mesh it is the whole tensor, assembled from all ranks.
 
-    `name` is the node's name. A node in a region's body has the name CALL/NODE, where `call` is the region call;
-    recordings on a mesh omit such nodes. `measured` is the tensor in the program's own dtypes and in float64.
+    name      the node's name; CALL/NODE inside a region (calls that are compiled together); on a mesh these are absent
+    node      the node
+    call      the call of the region around the node; None outside regions
+    measured  the tensor in the program's dtypes and in float64
     """
 
     name: str
@@ -45,18 +47,18 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class Recording:
-    """The tensors that a program computed: for each step, by name, in the order of computation."""
+    """The tensors that a program computed. Each step holds them by name, in the order of computation."""
 
     program: Program
     steps: tuple[Mapping[str, RecordedValue], ...]
 
 
 def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
-    """Run a program from fresh states, a step for each of `inputs`, and record every tensor that it computes.
+    """Run a program from fresh states, one step for each of `inputs`, and record each tensor that it computes.
 
-    Each tensor is recorded twice, in the program's own dtypes and in float64, so use few tokens. `params` holds each
-    rank's params by name. `only_exact`: run in float64 alone, and record its values in place of both; params may then
-    be in float64.
+    Tensors are recorded in the program's dtypes and in float64, so use few tokens. `params` holds the params of each
+    rank by name. With `only_exact`, the program runs only in float64, and these values are recorded in place of both.
+    Params may then be in float64.
     """
     runs = []
     for exact in (True,) if only_exact else (False, True):
@@ -78,7 +80,8 @@ def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, on
 class _Watcher:
     """Collects the results of all calls while `interpret_ranks` runs a program.
 
-    The interpreter reports each call rank by rank, and the calls in a region's body before the region's call.
+    The interpreter reports a call once per rank. It reports the calls inside a region (calls that are compiled
+    together) before the call of the region.
     """
 
     def __init__(self, program: Program) -> None:
@@ -111,9 +114,9 @@ class _Watcher:
 
 
 def assembled(values: Sequence[torch.Tensor], placements: Any, mesh: Mesh) -> torch.Tensor:
-    """Return the whole tensor, as one device would hold it, from the `values` of all ranks of a mesh.
+    """Assemble a whole tensor from the `values` of all ranks of a mesh.
 
-    `placements` say how the tensor is distributed: shards are joined and partial sums added.
+    `placements` say how the tensor is distributed. Shards are joined, and partial sums are added.
     """
     whole = list(values)
     for place in placements if world_size(mesh) > 1 else ():
@@ -137,10 +140,10 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
 
 
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
-    """Return the model's layer that a node belongs to, by its origin; None outside layers.
+    """Return the model's layer of a node, from its origin; None outside layers.
 
-    For a node in a region's body, `call` is the region call. A body names the layers of its first call; for another
-    call they are shifted by the distance between the calls.
+    For a node inside a region (calls that are compiled together), `call` is the call of the region. The nodes inside
+    name the layers of the first call. For another call, the difference between the layers of the two calls is added.
     """
     layer = _first_layer(node)
     if layer is None or call is None:

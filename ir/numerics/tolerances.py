@@ -12,9 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The bound on an error, elementwise: `|found - expected| <= atol + rtol * |expected|`.
+    """The limit of each element's error: `|found - expected| <= atol + rtol * |expected|`.
 
-    Assumes numbers of the size of activations, around 1.
+    It assumes numbers around 1, as activations have.
     """
 
     atol: float
@@ -40,11 +40,11 @@ TOLERANCES: Mapping[torch.dtype, Tolerance] = {
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, factor: float = 1.0) -> str | None:
-    """Return how `found` differs from `expected` beyond the tolerance of `dtype`, as text; None if it does not.
+    """Return as text how `found` differs from `expected` more than the tolerance of `dtype`; None if it does not.
 
-    `dtype` is the dtype of the computation of `found`; `expected` may be wider. `factor` multiplies the tolerance. A
-    dtype outside the table (integers, bool, float8) must agree exactly. NaN always differs, even from NaN. An infinity
-    agrees only with the same infinity.
+    `dtype` is the dtype in which `found` was computed. `expected` may be wider. `factor` multiplies the tolerance. A
+    dtype without a tolerance (integers, bool, float8) must agree exactly. NaN always differs, even from NaN. An
+    infinity agrees only with the same infinity.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

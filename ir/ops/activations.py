@@ -30,7 +30,10 @@ def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("gate", "up"), samples=_silu_mul_samples, flops=1, placement=elementwise)
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return `silu(gate) * up` of two tensors [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
+    """Return `silu(gate) * up` for two tensors [T, F], as in SwiGLU (arXiv 2002.05202).
+
+    Only the result is rounded to their dtype.
+    """
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
 
 
@@ -41,9 +44,9 @@ def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("gate", "up"), samples=_gelu_mul_samples, flops=1, placement=elementwise)
 def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
-    """Return `gelu(gate) * up` of two tensors [T, F], rounded once (arXiv 1606.08415).
+    """Return `gelu(gate) * up` for two tensors [T, F] (arXiv 1606.08415).
 
-    `approximate` is "none" or "tanh", as in torch.
+    Only the result is rounded to their dtype. `approximate` is "none" or "tanh", as in torch.
     """
     return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
 
@@ -54,10 +57,10 @@ def _activate_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_activate_samples, flops=1, placement=elementwise)
 def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
-    """Return x [T, F] after the activation function `kind`, rounded once.
+    """Apply the activation function `kind` to x [T, F], and round the result to x's dtype.
 
-    Kinds are "gelu" and "gelu_tanh" (arXiv 1606.08415), "relu", and "relu_squared" (arXiv 2109.08668). Raises
-    VerifyError for an unknown kind.
+    `kind` is "gelu" or "gelu_tanh" (arXiv 1606.08415), "relu", or "relu_squared" (arXiv 2109.08668). Raises VerifyError
+    for another kind.
     """
     if kind not in ACTIVATIONS:
         raise VerifyError(f"activation '{kind:.80}'", where="ingot.activate", expected=", ".join(ACTIVATIONS))
@@ -70,7 +73,10 @@ def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_soft_cap_samples, flops=1, placement=elementwise)
 def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """Return `cap * tanh(x / cap)` in x's dtype, which keeps logits within ±cap (arXiv 2408.00118, section 2)."""
+    """Return `cap * tanh(x / cap)`, in x's dtype.
+
+    It keeps logits between -cap and cap (arXiv 2408.00118, section 2).
+    """
     return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
 
 
@@ -80,5 +86,5 @@ def _clamp_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_clamp_samples, flops=1, placement=elementwise)
 def clamp(x: torch.Tensor, *, limit: float) -> torch.Tensor:
-    """Return x with each element clamped to the range from -limit to limit, in x's dtype."""
+    """Return x with each element limited to the range from -limit to limit."""
     return wide(x).clamp(-limit, limit).to(x.dtype).contiguous()

@@ -43,9 +43,10 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
-    """Call `function` to write k and v to the cache: `qk_norm_rope_append`, or a variant such as its in-place form.
+    """Call `function`, which writes k and v to the cache, with its arguments from `call`.
 
-    `call` maps parameters of `append_attention` to arguments; the function gets those that it takes.
+    `function` is the op `qk_norm_rope_append` or a variant of it, such as its in-place form. `call` holds all arguments
+    of `append_attention` by parameter name.
     """
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
@@ -55,10 +56,10 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 
 
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
-    """Call `function` to attend over the cache: `paged_attention`, or a variant such as its row-by-row form.
+    """Call `function`, which computes attention over the cache, with its arguments from `call`.
 
-    `call` maps parameters of `append_attention` to arguments; the function gets those that it takes. `q` and `kv` are
-    results of `qk_norm_rope_append`.
+    `function` is the op `paged_attention` or a variant of it, such as its row-by-row form. `call` holds all arguments
+    of `append_attention` by parameter name. `q` and `kv` are the results of `qk_norm_rope_append`.
     """
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
     last = [call["sinks"], None, call["sharing"], call["slopes"]]
@@ -106,9 +107,9 @@ def _fake(
 
 
 def _sum(part: str) -> Callable[..., float]:
-    """Return a function that computes a cost of a call from its arguments.
+    """Return a function that adds up one cost of the two ops that `append_attention` fuses.
 
-    The cost is `part`, "flops" or "traffic", added up over the two ops that `append_attention` fuses.
+    `part` names the cost: "flops" or "traffic" (bytes). The function takes the arguments of a call.
     """
 
     def run(*args: Any, **kwargs: Any) -> float:
@@ -120,7 +121,10 @@ def _sum(part: str) -> Callable[..., float]:
 
 
 def _traffic(*args: Any, **kwargs: Any) -> float:
-    """Return the bytes that a call moves: those of the two fused ops, less the write and read of q between them."""
+    """Return the bytes that a call reads and writes.
+
+    They are the bytes of the two fused ops, without q between them: the fused op neither writes nor reads it.
+    """
     call = append_attention.bind(args, kwargs)
     return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
 
@@ -171,16 +175,15 @@ def append_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norm and rotate q and k, write k and v to the cache, and return (attention [T, H, D] of q, the new cache).
+    """Norm and rotate q and k, write k and v to the cache, and return (attention of q [T, H, D], new cache).
 
-    It fuses the ops `qk_norm_rope_append` and `paged_attention`, which explain the arguments. `table` is the rotary
-    table; `q_weight` and `k_weight` are the weights of the norms. Sequence b has `q_lens[b]` tokens in the step, from
-    `q_starts[b]` on, the last of its `kv_lens[b]` positions. `slots` and `page_table` must address the same place for a
-    token.
+    The op fuses `qk_norm_rope_append` and `paged_attention`. These two ops explain all arguments. `table` holds the
+    rotary cosines and sines. `q_weight` and `k_weight` are the weights of the norms. Tokens `q_starts[b]` to
+    `q_starts[b] + q_lens[b]` of the step belong to sequence b. Their positions are the last of its `kv_lens[b]`
+    positions. For each token, `slots` and `page_table` must name the same place in the cache.
 
-    A backend may read the step's tokens from k and v, and earlier ones from the cache. Results do not depend on this,
-    nor on how a prompt is cut into chunks: the step's k and v are rounded to the cache's dtype, with its scales, before
-    attention reads them.
+    A backend may read the step's tokens from k and v, and earlier tokens from the cache. It must first round k and v to
+    the cache's dtype, with its scales. So results do not depend on how a prompt is cut into chunks.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     order = {"interleaved": interleaved, "norm_last": norm_last}

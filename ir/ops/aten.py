@@ -19,11 +19,12 @@ from ingot.ir.types import TensorType
 class AtenOp:
     """An aten op that programs may call.
 
-    overload    the torch op, which is the target of its calls in a graph
-    parameters  its parameters; `x` is torch's `self`
+    overload    the torch op, as the target of graph nodes
+    parameters  its parameters; torch's `self` is named `x`
     placement   its placement rule: how arguments and results are distributed over a mesh axis
-    view        whether the result shares memory with `x`, so that a call costs nothing
-    run         a function that executes a call in a plan; it gets only the first `given` arguments, by position
+    view        whether the result shares memory with `x`; a call then costs nothing
+    run         the function that the runtime calls for it
+    given       the number of arguments that `run` takes; it gets the first ones by position
     """
 
     overload: torch._ops.OpOverload
@@ -35,15 +36,18 @@ class AtenOp:
 
     @property
     def name(self) -> str:
-        """Return the op's name in the text of programs, such as "aten.add.Tensor"."""
+        """Return the op's name in a program's text, such as "aten.add.Tensor"."""
         return f"aten.{self.overload._schema.name.partition('::')[2]}.{self.overload._overloadname}"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by parameter name, with defaults filled in. Raises TypeError if they do not fit."""
+        """Return a call's arguments by parameter name, with defaults filled in.
+
+        Raises TypeError if the arguments do not fit the parameters.
+        """
         return self.parameters.bind(args, kwargs)
 
     def count(self, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """Return the flops and bytes of a call: none for a view, else one operation per element of the results.
+        """Return the flops and bytes of a call: none for a view, else one flop per element of the results.
 
         Arguments and results may be meta tensors.
         """
@@ -78,9 +82,10 @@ def _run_slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
 
 
 def _sum(call: Call) -> Fit:
-    """The placement rule of add: two partial sums over the ranks add to a partial sum.
+    """The placement rule of add on a mesh axis: the sum of two partial sums is a partial sum.
 
-    Otherwise the rule is that of elementwise ops: all arguments are split along the same axis, or all are replicated.
+    Other arguments follow the rule of elementwise ops: all are split along one dim, or every rank has all of them
+    whole.
     """
     if len(call.types) == 2 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
@@ -88,9 +93,10 @@ def _sum(call: Call) -> Fit:
 
 
 def _product(call: Call) -> Fit:
-    """The placement rule of mul: a partial sum over the ranks times a constant is a partial sum.
+    """The placement rule of mul on a mesh axis: a partial sum times a constant is a partial sum.
 
-    Otherwise the rule is that of elementwise ops: all arguments are split along the same axis, or all are replicated.
+    Other arguments follow the rule of elementwise ops: all are split along one dim, or every rank has all of them
+    whole.
     """
     if len(call.types) == 1 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
@@ -109,9 +115,10 @@ def _view(call: Call) -> Fit:
 
 
 def _slice(call: Call) -> Fit:
-    """The placement rule of slice: along the axis that a mesh splits, only whole parts of a merged tensor can be taken.
+    """The placement rule of slice on a mesh axis.
 
-    An example is k of merged q, k and v.
+    A slice along a split dim may take only whole parts of a merged tensor, such as k of merged q, k and v. Otherwise
+    every rank must have the tensor whole. A slice along another dim keeps the split.
     """
     x, values = call.at["x"], call.values
     if x is None or x.kind == "partial" or x.dim != values["dim"]:
@@ -148,10 +155,10 @@ _BY_OVERLOAD: Mapping[Any, AtenOp] = {op.overload: op for op in ATEN.values()}
 
 
 def aten_of(target: Any) -> AtenOp | None:
-    """Return the aten op that a graph node with this target calls; None if programs may not call it."""
+    """Return the aten op that a graph node with this target calls; None if it is no aten op that programs may call."""
     return _BY_OVERLOAD.get(target)
 
 
 def definition_of(target: Any) -> Op | AtenOp | None:
-    """Return the op that a graph node with this target calls, Ingot's or aten's; None for `getitem` and regions."""
+    """Return the op that a graph node with this target calls, from Ingot or aten; None for `getitem` and regions."""
     return op_of(target) or aten_of(target)

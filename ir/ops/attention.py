@@ -25,11 +25,11 @@ def attention_scores(
     sinks: torch.Tensor | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention scores before the softmax, [KV, H / KV, n, m], of q [n, H, D] with k [m, KV, D].
+    """Return the attention scores [KV, H / KV, n, m] before the softmax, for q [n, H, D] and k [m, KV, D].
 
-    The dot products are multiplied by `scale` and soft-capped (None: no cap); then `bias` [H, n, m] is added. Scores
-    are -inf where `mask` [n, m] is False. `sinks` [H] add a last column, which takes its share of the softmax and has
-    no value.
+    The dot products are multiplied by `scale`. `soft_cap` then bounds them to cap * tanh(score / cap); None: no bound.
+    `bias` [H, n, m] is added last. Scores are -inf where `mask` [n, m] is False. `sinks` [H] adds one more column of
+    scores. This column takes part in the softmax, but no value belongs to it.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
@@ -47,9 +47,10 @@ def attention_scores(
 def distance_bias(
     q: torch.Tensor, slopes: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the ALiBi bias [H, n, m]: `slopes` [H] times (key position - query position). None without slopes.
+    """Return the ALiBi bias [H, n, m] of the scores: slope * (key position - query position).
 
-    `queries` [n] and `keys` [m] are the positions of queries and keys. The dtype follows q [n, H, D].
+    `slopes` [H] has one slope per head. None without slopes. `queries` [n] and `keys` [m] are positions. The bias is
+    float64 if q [n, H, D] is, else float32.
     """
     if slopes is None:
         return None
@@ -57,7 +58,10 @@ def distance_bias(
 
 
 def check_slopes(q: torch.Tensor, slopes: torch.Tensor | None) -> None:
-    """Raise VerifyError unless the ALiBi `slopes` hold one float32 or float64 number per head of q [T, H, D]."""
+    """Raise VerifyError unless ALiBi's `slopes` is a float32 or float64 tensor with one slope per head of q.
+
+    q is [T, H, D], so `slopes` must be [H]. None is allowed.
+    """
     if slopes is not None and (slopes.shape != q.shape[1:2] or slopes.dtype not in (torch.float32, torch.float64)):
         raise VerifyError(f"slopes {slopes.dtype} {list(slopes.shape)}", expected=f"float32 [{q.shape[1]}], by heads")
 
@@ -75,17 +79,18 @@ def attend(
 ) -> torch.Tensor:
     """Return the softmax attention [n, H, V] of q [n, H, D] over k [m, KV, D] and v [m, KV, V].
 
-    A query attends where `mask` [n, m] is True. `scales` are those of an eight-bit cache that k and v come from.
-    `sinks` [H] are logits that join the softmax; `bias` [H, n, m] is added to the scores.
+    Query i sees key j where `mask` [n, m] is True. `scales` are the scales of an eight-bit cache, if k and v come from
+    one. `soft_cap` bounds the scores; None: no bound. `sinks` [H] are extra logits in the softmax of each head. `bias`
+    [H, n, m] is added to the scores.
     """
     weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks, bias).softmax(-1)[..., : k.shape[0]]
     return weighted_values(q, weights, v, scales.v)
 
 
 def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_scale: float) -> torch.Tensor:
-    """Return the attention result [n, H, V] for softmax `weights` [KV, H / KV, n, m] and values v [m, KV, V].
+    """Return the sums of values [n, H, V], weighted by the softmax `weights` [KV, H / KV, n, m].
 
-    It is multiplied by `v_scale` and rounded to the dtype of q [n, H, D].
+    `v` is [m, KV, V]. The sums are multiplied by `v_scale` and rounded to the dtype of q [n, H, D].
     """
     mixed = torch.einsum("kgnm,mkd->nkgd", weights, v.to(weights.dtype)).reshape(*q.shape[:2], -1)
     if v_scale != 1.0:
@@ -94,18 +99,19 @@ def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_s
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """Return an uninitialized attention result for meta tensors: the shape function of ops with values as wide as keys.
+    """Return an empty tensor like q: the shape function of attention ops with values as wide as keys.
 
-    The result has the shape of q. Raises VerifyError for an unknown mask and for the mask "tree".
+    Raises VerifyError for an unknown mask. Also raises it for the mask "tree", which these ops do not support.
     """
     check_mask(mask, None)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
-    """Raise VerifyError for an unknown mask, and if the other arguments of an attention op do not fit the mask.
+    """Raise VerifyError for an unknown mask, or for arguments that do not fit the mask.
 
-    "tree" needs `ancestors`, the tree of the step's tokens, and takes no ALiBi `slopes`; others take no `ancestors`.
+    The mask "tree" needs `ancestors`: for each token, a bit mask of the drafts that it sees in a tree. It does not
+    allow ALiBi `slopes`. Other masks do not allow `ancestors`.
     """
     tree = Mask.named(mask).kind == "tree"
     if tree and ancestors is None:
@@ -124,9 +130,9 @@ def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
 
 
 def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
-    """Return an uninitialized attention result [T, H, V] for q [T, H, D].
+    """Return an empty tensor [T, H, V] for the attention result of q [T, H, D].
 
-    `form` says how the cache stores keys and values, and so the width V of a value.
+    `form` says how the cache stores keys and values. It has the width V of a value.
     """
     return q.new_empty(*q.shape[:2], form.value_width)
 
@@ -134,11 +140,11 @@ def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
 def seen_in_step(
     mask: Mask, queries: torch.Tensor, keys: torch.Tensor, ancestors: torch.Tensor | None, cached: int
 ) -> torch.Tensor:
-    """Return bool[n, m]: whether each query sees each key of the same sequence, by the mask and a tree of drafts.
+    """Return bool[n, m]: whether query i sees key j of its sequence, by the mask and by a tree of drafts.
 
-    `queries` [n] and `keys` [m] hold positions. Keys before position `cached` are those of earlier steps. With
-    `ancestors` i64[n], the step's own tokens are nodes of a tree, and a query sees only its ancestors among them: bit j
-    of its mask stands for position `cached` + j. A query with mask 0 is outside the tree, and sees what `mask` says.
+    `queries` [n] and `keys` [m] hold positions. Positions below `cached` are from earlier steps. `ancestors` i64[n] is
+    given if the step's tokens form a tree. Bit j of `ancestors[i]` says whether query i sees the step's token at
+    position `cached` + j. A query with 0 is outside the tree, and then only `mask` counts.
     """
     seen = mask.seen(queries, keys)
     if ancestors is None:
@@ -149,16 +155,16 @@ def seen_in_step(
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an attention call that differ from their defaults, by name.
+    """Return the options of an attention call that are not at their defaults, by name.
 
-    `call` maps parameters to arguments. Only mask, soft_cap, value_width, k_scale and v_scale are considered.
+    The options are mask, soft_cap, value_width, k_scale and v_scale. `call` holds all arguments by parameter name.
     """
     defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
 def slopes_sample(heads: int) -> torch.Tensor:
-    """Return ALiBi slopes f32[heads], all different, for sample calls of ops in tests."""
+    """Return different ALiBi slopes f32[heads], for sample calls in tests."""
     return torch.linspace(0.9, 0.05, heads)
 
 
@@ -224,7 +230,7 @@ def _attention_fake(
     value_width: int | None = None,
     **_: object,
 ) -> torch.Tensor:
-    """Return an uninitialized result for meta tensors: the shape function of `attention`.
+    """Return an empty result of `attention`: the op's shape function, also for meta tensors.
 
     Raises VerifyError for an unknown mask, and for widths or slopes that do not fit.
     """
@@ -246,9 +252,10 @@ def _attention_flops(
 
 
 def flops_of(q: torch.Tensor, form: CacheForm) -> int:
-    """Return the flops of attention for each key: q [T, H, D] times the key, and the weights times its value.
+    """Return the flops that attention of q [T, H, D] takes for each key.
 
-    `form` has the widths of keys and values.
+    They are for the dot products with the key, and for adding the weighted values. `form` has the widths of keys and
+    values.
     """
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
@@ -298,18 +305,19 @@ def attention(
 ) -> torch.Tensor:
     """Return the attention [T, H, V] within each sequence, for q [T, H, D], k [T, KV, D] and v [T, KV, V].
 
-    H is a multiple of KV. Values may be narrower or wider than keys. If `v` is None, values are the first `value_width`
-    numbers of the keys, and the cache holds only keys.
+    H is a multiple of KV. V may differ from D. If `v` is None, values are the first `value_width` numbers of the keys.
+    The cache then stores keys only.
 
-    `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. This op reads no cache;
-    `layer` and the scales are for lowering, and do not change the result. Calls with the same `layer` take the same k
-    and v, and later share a KV cache. `k_scale` and `v_scale` will apply to an f8e4m3 cache.
+    `token_seqs` [T] holds the sequence of each token. `positions` [T] holds its position in that sequence. `mask` says
+    which positions a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks`
+    [H] are extra logits in the softmax of each head. `slopes` f32[H] are the slopes of ALiBi (arXiv 2108.12409). After
+    the cap, slope * (key position - query position) is added to each score.
 
-    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
-    cap). `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):
-    each score, after the cap, gets slope * (position of the key - position of the query).
+    A pass later replaces this op by ops that use a KV cache. `layer`, `k_scale` and `v_scale` are for that pass and do
+    not change this op's result. Calls with equal `layer` have equal k and v, and will share one cache. The scales are
+    for a cache of f8e4m3.
 
-    Raises VerifyError for an unknown mask, and for widths that do not fit together.
+    Raises VerifyError for an unknown mask, and for widths that do not fit.
     """
     form = CacheForm.given(q, k, v, value_width)
     v = k[..., : form.value_width] if v is None else v

@@ -37,12 +37,14 @@ def _take_fake(tokens: torch.Tensor, *_: torch.Tensor, mask_token: int) -> tuple
 def take_block(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor, *, mask_token: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of a step for a model that denoises blocks: (ids i32[T], found i32[T]).
+    """Return (ids i32[T], found i32[T]) of a step's tokens, for a model that denoises blocks of tokens.
 
-    `found` is 1 where a position has a token and 0 where it is masked; a masked position gets the id `mask_token`.
-    `tokens` i32[T] holds an id; -1 for a masked position; or -2 - i for position i of the sequence's block in the state
-    `blocks` i32[R, N], in which -1 is a masked position. `rows` i32[B] holds the row of each sequence in `blocks`.
-    `token_seqs` i32[T] holds the index of each token's sequence, -1 for padding, which is unchanged.
+    Each of `tokens` i32[T] is a token id, or -1 for a masked position, or -2 - i for position i of the sequence's
+    block. The state `blocks` i32[R, N] holds the blocks, with -1 for masked positions. At masked positions, `ids` is
+    `mask_token` and `found` is 0. Elsewhere `found` is 1.
+
+    `token_seqs` i32[T] holds the sequence of each token, or -1 for padding. `rows` i32[B] holds the row of each
+    sequence in `blocks`.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     held = blocks[row, (-2 - tokens).clamp(min=0, max=blocks.shape[1] - 1).long()]
@@ -108,23 +110,27 @@ def fill_block(
     steps: int,
     sure_percent: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Fill masked positions of each sequence's block with likely tokens, as one step of denoising it.
+    """Run one denoising step: fill masked positions of each sequence's block with likely tokens.
 
-    Return (committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]). `committed` holds each row's token
-    before the step. `rejected` is the number of tokens of a sequence that do not count. `taken` is the row of logits of
-    its last token that counts; -1: none. `blocks` holds the new blocks; -1 is a masked position.
+    Returns (committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]):
 
-    The block of a sequence is its last `block` tokens, if each has a row of `logits` [L, V]; the last row is
-    `sample_index[b]`. A row predicts the token of its own position. `found` i32[T] is 1 for a token that was not
-    masked. `logit_rows` i32[L] holds the token of each row. Sequence b has `q_lens[b]` tokens, from `q_starts[b]` on.
+    committed  the token of each row of logits before the step; -1 if the block is aborted
+    rejected   how many tokens of the sequence do not count yet
+    taken      the row of logits of the last token that counts; -1: none
+    blocks     the new blocks; -1 is a masked position
 
-    A block is final if all its tokens were found before the step; its keys and values are then final too. Its tokens
-    count, and the new block is masked. For any other block, `rejected` is `block` and `taken` is -1. Masked positions
-    then get their most likely token if its probability is above `sure_percent` percent. The ceil(block / steps) most
-    probable positions always get one, the first among equals.
+    Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to sequence b. Its last `block` tokens are its block, if
+    each has a row of `logits` [L, V]. `sample_index[b]` is the last of these rows. `logit_rows` i32[L] holds the token
+    index of each row. A row predicts the token at its position, not the next one. `found` i32[T] is 0 for a masked
+    token, else 1.
 
-    A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its new block is masked. A block with
-    a non-finite row of logits is aborted: nothing is rejected, and `committed` is -1.
+    A block without masked tokens is final. Its tokens count, and the new block is all masked. In any other block, some
+    masked positions get their most likely token. These are the ceil(block / steps) most probable positions, and all
+    positions with a probability above `sure_percent` percent. Among equals the first position wins. No token of the
+    block counts yet: `rejected` is `block`, and `taken` is -1.
+
+    A sequence without a block, such as a chunk of a prompt, rejects nothing. A block with NaN or infinite logits is
+    aborted and rejects nothing. In both cases the new block is all masked.
     """
     device = logits.device
     place = torch.arange(block, dtype=torch.int32, device=device)

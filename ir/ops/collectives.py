@@ -71,9 +71,10 @@ def _lookup(tokens: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], **_
 
 
 def _move(xs: Sequence[torch.Tensor], *, src: str, dst: str, dim: int = 0, **_: Any) -> Ranks:
-    """Return all ranks' values after a move from the placement `src` to `dst` ("replicated", "shard" or "partial").
+    """Move a value from the placement `src` to the placement `dst`, and return it for each rank.
 
-    `xs` holds each rank's value before. Shards are divided along `dim`.
+    `xs` holds the value of each rank before. A placement is "replicated", "shard" (split along `dim`) or "partial" (a
+    sum over ranks that is still to be added).
     """
     return _MOVES[src, dst][1](xs, dim=dim)
 
@@ -88,9 +89,9 @@ _MOVES: dict[tuple[str, str], tuple[str, Callable[..., Ranks]]] = {
 
 
 def collective_of(source: str, target: str) -> str | None:
-    """Return the name of the collective that moves a value from one kind of placement to another; None if none does.
+    """Return the name of the collective that moves a value between two placements; None if there is none.
 
-    Kinds are "replicated", "shard" and "partial".
+    The placements are "replicated", "shard" or "partial" (a sum over ranks that is still to be added).
     """
     move = _MOVES.get((source, target))
     return move[0] if move else None
@@ -105,10 +106,10 @@ def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, 
 
 
 def _collective(source: str = "", target: str = "") -> Rule:
-    """Return the placement rule of a collective that moves x from one kind of placement to another on its mesh axis.
+    """Return the placement rule of a collective that moves x from one placement to another on its mesh axis.
 
-    The kinds are "replicated", "shard" and "partial": from `source` to `target`, or by default from the op's attribute
-    `src` to `dst`. The placements on other axes of the mesh stay.
+    `source` and `target` are "replicated", "shard" or "partial". Without them, the arguments `src` and `dst` of the
+    call are used. On other axes of the mesh, the placement of x does not change.
     """
 
     def rule(call: Call) -> Fit:
@@ -148,7 +149,7 @@ def _vocab_placement(call: Call) -> Fit:
 def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     """Return the sum of x over the ranks of the mesh axis `axis`, in x's dtype.
 
-    It is added in rank order, in float32 or wider, and rounded once.
+    The ranks' values are added in rank order, in float32 or wider. Only the sum is rounded.
     """
     raise _alone("all_reduce", axis)
 
@@ -162,7 +163,7 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     placement=_collective("shard", "replicated"),
 )
 def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Return the x of all ranks of the mesh axis `axis`, concatenated along `dim`; `parts` is the number of ranks."""
+    """Concatenate x of all ranks of the mesh axis `axis` along `dim`. `parts` is the number of ranks."""
     raise _alone("all_gather", axis)
 
 
@@ -175,9 +176,9 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
     placement=_collective("partial", "shard"),
 )
 def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Sum x over the ranks of the mesh axis `axis`, and return this rank's part of the sum along `dim`.
+    """Add up x over the ranks of the mesh axis `axis`, and return this rank's part of the sum along `dim`.
 
-    The sum is that of `all_reduce`. `parts` is the number of ranks.
+    It adds as `all_reduce` does. `parts` is the number of ranks.
     """
     raise _alone("reduce_scatter", axis)
 
@@ -191,9 +192,9 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
     placement=_collective("replicated", "shard"),
 )
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Return this rank's part of x along `dim`; all ranks of the mesh axis `axis` hold the same x.
+    """Return this rank's part of x along `dim`, without communication.
 
-    Nothing is sent. `parts` is the number of ranks.
+    All ranks of the mesh axis `axis` hold equal x. `parts` is the number of ranks.
     """
     raise _alone("take_part", axis)
 
@@ -213,9 +214,9 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_vocab_placement,
 )
 def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:
-    """Return the embedding rows [T, D] of token ids [T] whose rows this rank holds, and zeros for other tokens.
+    """Return the embeddings [T, D] of the token ids [T] in this rank's part of the vocabulary, and zeros for others.
 
-    `weight` [V / parts, D] is the rank's part of the vocabulary. The sum over the ranks of `axis` is the embedding.
+    `weight` [V / parts, D] is that part of the table. The sum of the results over the ranks of `axis` is the embedding.
     """
     raise _alone("vocab_embedding", axis)
 
@@ -230,9 +231,9 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
     placement=_collective(),
 )
 def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
-    """Return x in another placement on the mesh axis `axis`, from the kind `src` to the kind `dst`.
+    """Move x from the placement `src` to the placement `dst` on the mesh axis `axis`.
 
-    Kinds are "replicated", "shard" (along `dim`) and "partial" (a pending sum). `parts` is the number of ranks. The
-    pass insert-collectives replaces this op.
+    A placement is "replicated", "shard" (split along `dim`) or "partial" (a sum over ranks that is still to be added).
+    `parts` is the number of ranks. The pass insert-collectives replaces this op by a collective.
     """
     raise _alone("redistribute", axis)

@@ -27,7 +27,7 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings [T, D] of token ids [T]: rows of the table `weight` [V, D]."""
+    """Return the embeddings [T, D] of token ids [T]: the rows of `weight` [V, D] with these indices."""
     return weight.index_select(0, tokens)
 
 
@@ -41,9 +41,10 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def _linear_placement(call: Call) -> Fit:
-    """The placement rule of `linear`: a weight split by rows splits the result.
+    """The placement rule of `linear` for a weight [N, K] on a mesh axis.
 
-    If the weight is split by columns, x must be split too, and the result is a partial sum (each rank has one summand).
+    A weight split along N splits the result. A weight split along K needs x split along K. The result is then a partial
+    sum: the sum over the ranks is still to be added.
     """
     weight = call.at["weight"]
     last = len(call.types["x"].shape) - 1
@@ -57,18 +58,18 @@ def _linear_placement(call: Call) -> Fit:
 
 
 def check_bias(call: Call) -> None:
-    """Raise VerifyError if a matmul has a bias and its result is a partial sum over ranks.
+    """Raise VerifyError if a matmul with a bias would return a partial sum on each rank.
 
-    Every rank would add the bias.
+    The sum over the ranks would then contain the bias once per rank.
     """
     if "bias" in call.types:
         raise VerifyError("a bias on partial sums is added once by each rank", expected="an add after the all_reduce")
 
 
 def _norm_placement(call: Call) -> Fit:
-    """The placement rule of norms: x may be split along any axis but the last, which is normalized.
+    """The placement rule of norms: x may be split along any dim but the last, over which the norm runs.
 
-    A weight with a row per head is split together with the heads.
+    A weight with one row per head is split by heads, together with x.
     """
     x = call.at["x"]
     if len(call.types["weight"].shape) == 2:
@@ -98,9 +99,9 @@ def _select_rows_placement(call: Call) -> Fit:
     placement=_linear_placement,
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ weight.T + bias`, [T, N] in x's dtype, for x [T, K], weight [N, K] and bias [N].
+    """Return `x @ weight.T + bias` [T, N] in x's dtype, for x [T, K], weight [N, K] and bias [N].
 
-    Sums are accumulated wider than 16-bit dtypes.
+    For 16-bit dtypes, sums are accumulated in a wider dtype.
     """
     return F.linear(x, weight, bias)
 
@@ -118,8 +119,8 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """Return `x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
-    `eps` is added to the mean square. The quotient is rounded to x's dtype before the multiplication. If the weight has
-    another dtype, only the final result is rounded.
+    `eps` is added to the mean square. If the weight has x's dtype, the quotient is rounded to it before the
+    multiplication. Otherwise only the final result is rounded.
     """
     full = wide(x)
     normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
@@ -141,11 +142,11 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_layer_norm_samples, flops=1, placement=_norm_placement)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
-    """Return `(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias` (arXiv 1607.06450).
+    """Return `(x - mean(x)) / std(x)` over the last axis, times `weight`, plus `bias` (arXiv 1607.06450).
 
-    The result has x's dtype; `eps` is added to the variance. The quotient is rounded to x's dtype before the
-    multiplication if the weight has that dtype too. With a bias, of weight's shape and dtype, only the result is
-    rounded, as torch does.
+    `weight` is [D] or [H, D]. `bias` has the weight's shape and dtype. `eps` is added to the variance. The result has
+    x's dtype. Without a bias and with a weight of x's dtype, the quotient is rounded before the multiplication.
+    Otherwise only the final result is rounded.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)
@@ -174,9 +175,9 @@ def _decompose_add_rms_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rms_norm(s), s), each [T, D], for the sum `s = x + residual` rounded to x's dtype.
+    """Return (rms_norm(s), s), both [T, D], for the sum `s = x + residual`.
 
-    `weight` [D] and `eps` are those of the norm.
+    s is rounded to x's dtype. `weight` [D] and `eps` belong to the norm.
     """
     total = x + residual
     return rms_norm.reference(total, weight, eps=eps), total
@@ -187,7 +188,7 @@ def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **
 
 
 def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
-    """Return the bytes that a rotary embedding reads in addition to x: positions, and a row of the table for each."""
+    """Return the bytes that a rotary embedding reads besides x: the positions, and a row of the table for each."""
     return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
 
 
@@ -208,11 +209,11 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_rope_placement,
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
-    """Return x [T, H, D] with the rotary embedding of `positions` [T] applied (arXiv 2104.09864).
+    """Rotate x [T, H, D] by the rotary embedding of `positions` [T] (arXiv 2104.09864).
 
-    `table` is f32[N, R] for positions below N: R/2 cosines, then R/2 sines, R <= D even. The last D - R elements of a
-    head stay unchanged. Element i is rotated with i + R/2 (NeoX order), or, if `interleaved`, 2i with 2i + 1 (GPT-J
-    order).
+    `table` f32[N, R] has a row per position: R/2 cosines, then R/2 sines. R is even and at most D. The last D - R
+    elements of a head do not change. Element i is rotated with element i + R/2 (NeoX order). If `interleaved`, element
+    2i is rotated with element 2i + 1 (GPT-J order).
     """
     rotary = table.shape[1]
     half = rotary // 2
@@ -243,7 +244,7 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
     placement=_select_rows_placement,
 )
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of x [T, …] with the indices `rows` [L], as [L, …]."""
+    """Return the rows of x [T, …] that `rows` [L] lists by index, as a tensor [L, …]."""
     return x.index_select(0, rows)
 
 
@@ -253,6 +254,6 @@ def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_cast_samples, flops=1, placement=elementwise)
 def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Return x rounded to another dtype. No pass moves or removes a cast, because it rounds."""
+    """Return x rounded to another dtype. Passes never move or remove a cast, because that would change the rounding."""
     # `copy=True`: an op's result never aliases its input, whatever the dtype.
     return x.to(dtype, copy=True)

@@ -28,10 +28,10 @@ def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def take_drafts(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
 ) -> torch.Tensor:
-    """Return the step's `tokens` i32[T] with the ids of drafts (proposed tokens) filled in.
+    """Return the step's `tokens` i32[T] with the ids of drafts filled in. A draft is a proposed token.
 
-    Token -2 - i of sequence b = `token_seqs[t]` becomes its draft i, `drafts[rows[b], i]` of the state `drafts`
-    i32[R, K]. Other tokens, including -1, are unchanged.
+    Token -2 - i of sequence b stands for draft i of b. Its id is `drafts[rows[b], i]` in the state `drafts` i32[R, K].
+    Other tokens, also -1, do not change. `token_seqs` i32[T] holds the sequence b of each token, or -1 for padding.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     place = (-2 - tokens).clamp(min=0, max=drafts.shape[1] - 1).long()
@@ -68,13 +68,15 @@ def accept_drafts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare drafts with sampled tokens, and return (rejected i32[B], taken i32[B]).
 
-    `rejected` is the number of tokens at the end of a sequence that are rejected. `taken` is the row of logits of the
-    last token that is kept; -1 where `sample_index` is -1. `sampled` i32[L] holds the token sampled from each row of
-    logits, `logit_rows` i32[L] the row's index in `tokens` i32[T]. Sequence b has `q_lens[b]` tokens, from
-    `q_starts[b]` on, and its last row of logits is `sample_index[b]`.
+    `rejected[b]` is how many tokens at the end of sequence b are rejected. `taken[b]` is the row of logits of the last
+    token that is kept; -1 if `sample_index[b]` is -1.
 
-    A sequence with a row of logits for each token is checked: a draft is kept if all tokens before it are kept, and if
-    it is the token that was sampled after the one before it. A sequence with fewer rows, such as a prompt, keeps all
+    Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` of `tokens` i32[T] belong to sequence b. Its last row of logits is
+    `sample_index[b]`. `logit_rows` i32[L] holds the token index of each row. `sampled` i32[L] holds the token sampled
+    from each row.
+
+    A draft is kept if all drafts before it are kept, and if it equals the token sampled from the row before it. This
+    holds for a sequence with a row of logits for each token. A sequence with fewer rows, such as a prompt, keeps all
     tokens.
     """
     ends = q_starts + q_lens
@@ -104,7 +106,10 @@ def _row_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def read_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows with indices `rows` i32[B] of a state [R, …], as [B, …]; zeros for the index -1, padding."""
+    """Return rows of a state [R, …] as a tensor [B, …]. `rows` i32[B] lists their indices.
+
+    For an index of -1, which is padding, the row is zero.
+    """
     there = (rows >= 0).view(-1, *[1] * (state.dim() - 1))
     return torch.where(there, state[rows.clamp(min=0).long()], torch.zeros((), dtype=state.dtype, device=state.device))
 
@@ -143,9 +148,9 @@ def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index:
 def write_rows(
     state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the state [R, …] with row `rows[b]` set to `values[index[b]]`, or without `index` to `values[b]`.
+    """Return the state [R, …] with row `rows[b]` set to `values[index[b]]`, or to `values[b]` without `index`.
 
-    `rows` and `index` are i32[B], `values` is [N, …]. A row or an index of -1 writes nothing.
+    `rows` and `index` are i32[B], and `values` is [N, …]. Nothing is written for a row or an index of -1.
     """
     result = state.clone()
     _write(result, rows, values, index)

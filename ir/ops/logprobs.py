@@ -29,9 +29,9 @@ def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the token ids of the `count` greatest of `scores` [V], greatest first; among equals lower ids come first.
+    """Return the token ids of the `count` greatest `scores` [V], greatest first. Equal scores are in order of ids.
 
-    torch's topk does not guarantee the order of equals.
+    torch's topk does not guarantee the order of equal scores.
     """
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
@@ -40,9 +40,9 @@ def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _in_order(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the token ids `ids` sorted by their `scores` [V], greatest first.
+    """Sort the token ids `ids` by their `scores` [V], greatest first.
 
-    `ids` are in ascending order, and among equal scores they stay so.
+    `ids` must be in ascending order. Ids with equal scores stay in this order.
     """
     return ids[scores[ids].sort(stable=True, descending=True).indices]
 
@@ -50,10 +50,10 @@ def _in_order(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def _of_equals(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate as much memory as any call of `top_logprobs` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `top_logprobs` can need. The memory planner measures it.
 
-    A call needs most for a row in which all tokens are equally likely, because it then sorts the whole vocabulary. No
-    data is read. The returned tensors have the shapes of the results; their contents mean nothing.
+    The worst case is a row with equal logits, because then the whole vocabulary is sorted. No data is read. The results
+    only have the right shapes.
     """
     results = _none(logits.shape[0], logits.device)
     chosen = torch.where(targets >= 0, targets, sampled)
@@ -81,13 +81,14 @@ def _of_equals(
 def top_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities that requests ask to see: (ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]).
+    """Return the log-probabilities that requests need: (ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]).
 
-    They are computed from logits [L, V], in float32. Column 0 holds the chosen token of row i: `targets[i]`, or
-    `sampled[i]` if that is -1. The `num_logprobs[i]` most likely tokens follow in order, lower ids first among equals.
-    `ranks[i]` is 1 plus the number of tokens that are more likely than the chosen one. Unused entries are id -1,
-    logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1 or the row has no chosen token. `sampled`, `targets`
-    and `num_logprobs` are i32[L].
+    They are computed in float32 from `logits` [L, V]. Column 0 holds the chosen token of row i: `targets[i]`, or
+    `sampled[i]` if that is -1. The next columns hold the `num_logprobs[i]` most likely tokens in order. Among equals,
+    lower ids come first. `ranks[i]` is 1 plus the number of tokens that are more likely than the chosen one.
+
+    Unused columns have id -1 and logprob -inf. If `num_logprobs[i]` is -1, or if the row has no chosen token, the whole
+    row is unused and its rank is 0. `sampled`, `targets` and `num_logprobs` are i32[L].
     """
     ids, logprobs, ranks = _none(logits.shape[0], logits.device)
     if not bool((num_logprobs >= 0).any()):

@@ -17,10 +17,11 @@ from ingot.ir.placements import Call, Fit, whole
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the `top_k` experts of each token from router_logits [T, E], the one with the largest weight first.
+    """Choose the `top_k` experts with the largest weights for each token, from `router_logits` [T, E].
 
-    Return (weights f32[T, top_k], experts i64[T, top_k]). A weight is the expert's softmax probability over all
-    experts; `renormalize` divides it by the sum over the chosen ones. Among equals the lowest expert index is first.
+    Returns (weights f32[T, top_k], experts i64[T, top_k]), largest weight first. A weight is the expert's softmax
+    probability over all experts. `renormalize` divides it by the sum of the chosen weights. Among equal weights, the
+    lowest expert index comes first.
     """
     ordered = router_logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, experts = ordered.values[:, :top_k], ordered.indices[:, :top_k]
@@ -28,11 +29,11 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort the tokens' choices of experts by expert, and return (order i64[T * top_k], counts i64[num_experts]).
+    """Sort the chosen experts of all tokens by expert, and return (order i64[T * top_k], counts i64[num_experts]).
 
-    `experts` i64[T, top_k] holds the choices; choice i of token t has the number t * top_k + i. `order` lists the
-    choices of expert 0 first, then those of expert 1, and so on, each in token order. `counts` holds the number of
-    choices of each expert.
+    `experts` i64[T, top_k] holds the chosen experts. Choice i of token t has the number t * top_k + i. `order` lists
+    these numbers: first all choices of expert 0, then those of expert 1, and so on. Within an expert they are in token
+    order. `counts` says how many choices each expert has.
     """
     flat = experts.flatten()
     counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -81,9 +82,9 @@ def _flops(
 def _traffic(
     x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
 ) -> int:
-    """Return the bytes that a call moves.
+    """Return the bytes that a call reads and writes.
 
-    It counts the weights of as many experts as the step's tokens can choose.
+    It assumes that the tokens choose as many different experts as possible. The weights of each of these are read once.
     """
     experts = min(gate_up.shape[0], x.shape[0] * top_k)
     return 2 * bytes_of(x) + bytes_of(router_logits) + experts * bytes_of(gate_up[:1], down[:1])
@@ -113,8 +114,9 @@ def _through(
 ) -> torch.Tensor:
     """Run each token of x through its chosen experts, and return the weighted sums [T, D].
 
-    `weights` [T, top_k] holds the weights of the chosen experts. `order` lists the choices (token * top_k + i) by
-    expert; the first `counts[0]` are those of expert 0, and so on. `gate_up` and `down` are the experts' matrices.
+    `weights` [T, top_k] holds the weight of each choice. `order` lists the choices (token * top_k + i) by expert. The
+    first `counts[0]` of them belong to expert 0, the next `counts[1]` to expert 1, and so on. `gate_up` and `down` are
+    the experts' matrices.
     """
     rows = x[order // weights.shape[1]]
     made = torch.empty_like(rows)
@@ -140,9 +142,9 @@ def _all_to_the_same(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Allocate as much memory as any call of `moe` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `moe` can need. The memory planner measures it.
 
-    A call needs most if all tokens choose the same experts. The returned tensor only has the shape of the result.
+    The worst case is that all tokens choose the same experts. The result only has the right shape.
     """
     weights, experts = route(router_logits, top_k, renormalize)
     order, _ = group_by_expert(experts, gate_up.shape[0])
@@ -150,9 +152,10 @@ def _all_to_the_same(
 
 
 def _placement(call: Call) -> Fit:
-    """The placement rule of `moe`: each rank has a part of every expert's gate, up and down weights.
+    """The placement rule of `moe` on a mesh axis: each rank has a part of every expert's gate, up and down weights.
 
-    The result is then a partial sum. Without such a split all arguments are replicated.
+    The result is then a partial sum: the sum over the ranks is still to be added. If the weights are not split, every
+    rank has all arguments whole.
     """
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)
@@ -182,11 +185,11 @@ def moe(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Return the weighted sum [T, D] of the results of the `top_k` experts of each token of x [T, D].
+    """Run each token of x [T, D] through its `top_k` experts, and return the weighted sums [T, D].
 
-    Experts and weights come from router_logits f32[T, E] by softmax; `renormalize` makes the weights of a token sum to
-    1. Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]. Its
-    matmuls round to x's dtype, as `linear` does. The weighted sum is rounded once, to x's dtype.
+    `router_logits` f32[T, E] choose the experts and give their weights, by a softmax. `renormalize` makes the weights
+    of a token sum to 1. Expert e computes `down[e] @ silu_mul(gate_up[e] @ x)`. `gate_up` is [E, 2F, D], with the gate
+    first. `down` is [E, D, F]. Each matmul is rounded to x's dtype, as in `linear`. The weighted sum is rounded once.
     """
     _checked(x, router_logits, gate_up, down, top_k)
     weights, experts = route(router_logits, top_k, renormalize)

@@ -71,9 +71,9 @@ def _write_padded(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Allocate as much memory as any write to the cache can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a write to the cache can need. The memory planner measures it.
 
-    A write needs most if a slot is padding: it then copies the other rows of k and v.
+    The worst case is a step with padding, because the other rows of k and v are then copied.
     """
     v = None if v is None else v.clone()
     _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
@@ -94,7 +94,7 @@ def _kv_fake(
 
 
 def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
-    """Return the bytes that a call of `kv_append` moves; of the cache, only the rows written."""
+    """Return the bytes that a call of `kv_append` reads and writes. Of the cache, only the written rows count."""
     written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
     return bytes_of(k, v, slots) + written
 
@@ -128,12 +128,14 @@ def kv_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Return the KV cache `kv` with k [T, KV, D] and v [T, KV, V] written at `slots` i64[T].
+    """Write k [T, KV, D] and v [T, KV, V] to the KV cache `kv` at `slots` i64[T], and return the new cache.
 
-    A slot is page * page size + offset; a negative one is padding. If `v` is None, values are part of the keys, and a
-    row of the cache is a key. Stores k / `k_scale` and v / `v_scale`, rounded to the cache's dtype.
+    A slot is page * page size + offset in the page. A negative slot is padding and writes nothing. If `v` is None,
+    values are part of the keys, and only keys are stored. Keys are divided by `k_scale`, and values by `v_scale`. Both
+    are rounded to the cache's dtype.
 
-    Raises VerifyError if the cache's shape does not fit k and v, or if its dtype is neither theirs nor f8e4m3.
+    Raises VerifyError if the cache's shape does not fit k and v. Also raises it unless the cache has the keys' dtype or
+    f8e4m3.
     """
     result = kv.clone()
     _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
@@ -141,7 +143,10 @@ def kv_append(
 
 
 def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls of `paged_attention` for tests: two sequences over unordered pages, with 3 tokens and 1."""
+    """Return sample calls of `paged_attention` for tests.
+
+    They have two sequences with 3 tokens and 1 token in the step.
+    """
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
     q = torch.randn(4, 4, 8, generator=g).to(dtype)
 
@@ -160,10 +165,10 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
-    """Return sample calls of `paged_attention` for two further ways in which caches store keys and values.
+    """Return sample calls of `paged_attention` with two other cache shapes.
 
-    One cache has keys and values of different widths; in the other one values are a part of the keys. The other
-    arguments are taken from `args`, those of a sample call.
+    In one cache, keys and values have different widths. In the other, values are a part of the keys. `args` are the
+    arguments of a sample call. The new calls replace only its cache.
     """
     q, kv, *lens = args
     pages, _, page, heads, dim = kv.shape
@@ -177,8 +182,8 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
 def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     """Return sample calls of `paged_attention` that together use all of its arguments.
 
-    In addition to `paged_samples`: a tree of three nodes with a token outside it; three sequences, two of them with the
-    same first page; and calls with ALiBi slopes.
+    They are the calls of `paged_samples`, and calls with a tree of drafts, with a shared first page, and with ALiBi
+    slopes.
     """
     found = paged_samples(g, dtype)
     tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
@@ -233,10 +238,10 @@ def _paged_rowwise(
 
 
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
-    """Return (keys that a token sees on average, positions that a call reads per sequence), for cost estimates.
+    """Estimate (average number of keys that a token sees, positions that a call reads per sequence).
 
-    Assumes that the sequences fill the pages of `page_table`, and that the step has equally many tokens of each
-    sequence, at its end.
+    Assumes that each sequence fills its pages in `page_table`. Also assumes that all sequences have equally many tokens
+    in the step, at their ends.
     """
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
@@ -255,9 +260,9 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
 
 
 def _seen_in_chunks(length: float, size: int) -> float:
-    """Return how many keys the first `length` tokens of a sequence see with the chunked mask, added up over the tokens.
+    """Return how many keys the first `length` tokens of a sequence see in all, with a chunked mask.
 
-    A token sees the keys of its chunk of `size` tokens, up to itself.
+    A token sees the keys of its chunk up to its position. A chunk has `size` positions.
     """
     rest = length % size
     return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
@@ -319,11 +324,11 @@ def _paged_traffic(
 def cached_keys(
     kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Read keys and values of one sequence from the cache: (keys [m, KV, D], values [m, KV, V], positions [m]).
+    """Read one sequence from the cache: (keys [m, KV, D], values [m, KV, V], positions [m]).
 
-    `form` says how the cache stores them, and `table` [P] holds the sequence's pages. Pages that no query at the
-    position `first` or later sees, by `mask`, are not read. The positions begin with the first page that is read, and
-    end before `end`.
+    `form` says how the cache stores keys and values. `table` [P] holds the sequence's pages. Queries are at position
+    `first` and later. Pages that none of them sees, by `mask`, are skipped. The positions run from the start of the
+    first page that is read to `end` (exclusive).
     """
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
@@ -347,9 +352,9 @@ def _attend_pages(
     scales: CacheScales,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention [n, H, V] of one sequence: q [n, H, D] are the last n of its `length` positions.
+    """Return the attention [n, H, V] of one sequence of `length` positions, for its last n tokens q [n, H, D].
 
-    Its keys and values are in the pages `table` [P] of the cache. `form` says how the cache stores them.
+    `table` [P] holds the sequence's pages in the cache `kv`. `form` says how the cache stores keys and values.
     """
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
@@ -360,9 +365,9 @@ def _attend_pages(
 
 @cache
 def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
-    """Return (tokens in the step, length) of the sequence that needs the most reads of the cache in one call.
+    """Return (tokens in the step, length) of the sequence that reads the most of the cache in one call.
 
-    The memory planner assumes it. The call has `tokens` tokens, and a sequence has at most `pages` pages.
+    A call has `tokens` tokens, and a sequence has at most `pages` pages. The memory planner assumes this worst case.
     """
     most = pages * page_size
     count = min(tokens, most)
@@ -392,10 +397,10 @@ def _paged_costliest(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Allocate as much memory as any call of `paged_attention` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `paged_attention` can need. The memory planner measures it.
 
-    A call needs most if all tokens belong to one sequence, at the position where it reads most of the cache. The
-    returned tensor only has the shape of the result.
+    The worst case is that all tokens belong to one sequence. Its length is chosen so that it reads most of the cache.
+    The result only has the right shape.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
@@ -441,23 +446,24 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Return the attention [T, H, V] of q [T, H, D] over the keys and values in the pages of each sequence.
+    """Return the attention [T, H, V] of q [T, H, D] over the keys and values of each sequence in the paged cache `kv`.
 
-    The shape of the cache `kv` determines V (`ingot.ir.cache.form`). `value_width` is set only if values are the first
-    numbers of the keys. Sequence b has `q_lens[b]` tokens in the step, from `q_starts[b]` on. They are the last of its
-    `kv_lens[b]` cached positions. Position p is stored in page `page_table[b, p // page_size]`. Rows of padding are
-    zero.
+    Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to sequence b. Their positions are the last of its
+    `kv_lens[b]` positions. Page `page_table[b, p // page_size]` holds position p. The rows of padding tokens are zero.
+    The cache's shape determines V (`ingot.ir.cache.form`). `value_width` is set only if values are the first numbers of
+    the keys.
 
-    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
-    cap). `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's. The mask "tree" needs
-    `ancestors` i64[T], bit masks of the step's tokens that each token sees, and takes no slopes.
+    `mask` says which positions a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
+    cap). `sinks` [H] are extra logits in the softmax of each head. `slopes` f32[H] are the slopes of ALiBi. The mask
+    "tree" needs `ancestors` i64[T]: for each token, a bit mask of the step's tokens that it sees. It does not allow
+    slopes.
 
-    `sharing` i32[G, 6] is the table of shared prefixes (`ingot.ir.features.sharing`). A backend may use it to read a
-    prefix once for all sequences that share it, or ignore it. `k_scale` and `v_scale` are those of the cache's writes
-    (`ingot.ir.cache.dtype`). If values are part of the keys, both were divided by `k_scale`, and `v_scale` equals it.
+    `sharing` i32[G, 6] says which sequences share a prefix (`ingot.ir.features.sharing`). A backend may read a shared
+    prefix once, or ignore `sharing`. `k_scale` and `v_scale` are the scales with which keys and values were written
+    (`ingot.ir.cache.dtype`). If values are part of the keys, `v_scale` equals `k_scale`.
 
-    Raises VerifyError for an unknown mask, for slopes with a tree, for a cache of unknown shape, and for a cache dtype
-    that is neither q's nor f8e4m3.
+    Raises VerifyError for an unknown mask, slopes with a tree, or an unknown cache shape. Also raises it if the cache's
+    dtype is neither q's nor f8e4m3.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()

@@ -10,10 +10,10 @@ _REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of an op by name, in order.
+    """The parameters of an op, in order.
 
-    The first `positional` ones may be passed by position. A call may omit those in `defaults`, which holds their
-    values.
+    `names` are their names. The first `positional` of them may be passed by position. `defaults` maps the optional ones
+    to their default values.
     """
 
     names: tuple[str, ...]
@@ -31,10 +31,10 @@ class Parameters:
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by parameter name, in the parameters' order, with defaults filled in.
+        """Return a call's arguments by parameter name, in the order of the parameters, with defaults filled in.
 
-        Raises TypeError if they do not fit the parameters. Passes bind every call, and this takes a fifth of the time
-        of `inspect.Signature.bind`.
+        Raises TypeError if they do not fit the parameters. It is five times as fast as `inspect.Signature.bind`, and
+        passes call it often.
         """
         if len(args) > self.positional:
             raise TypeError("too many positional arguments")
@@ -56,9 +56,9 @@ class Parameters:
         return bound
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by parameter name, for a call that was not verified and may not fit.
+        """Return a call's arguments by parameter name, also for a call that does not fit the parameters.
 
-        A missing argument is None. A surplus one has its position as the key, such as "#3".
+        A missing argument is None or its default. A surplus argument has its position as the key, such as "#3".
         """
         given = {**kwargs, **dict(zip(self.names, args, strict=False))}
         surplus = {f"#{place}": value for place, value in enumerate(args) if place >= len(self.names)}

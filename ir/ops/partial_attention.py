@@ -32,8 +32,8 @@ def _attend_part(
 ) -> Part:
     """Return (attention [n, H, V], log-sum-exp [n, H]) of q [n, H, D] over k [m, KV, D] and v [m, KV, V].
 
-    A query sees the keys where `seen` [n, m] is True. One that sees nothing gets zeros and -inf. `scales` are those of
-    an eight-bit cache that k and v come from.
+    Query i sees key j where `seen` [n, m] is True. A query that sees no key gets attention 0 and log-sum-exp -inf.
+    `scales` are the scales of an eight-bit cache, if k and v come from one.
     """
     scores = attention_scores(q, k, seen, scale * scales.k, soft_cap, sinks)
     lse = scores.logsumexp(-1)
@@ -42,7 +42,7 @@ def _attend_part(
 
 
 def _empty(q: torch.Tensor, form: CacheForm) -> Part:
-    """Return zeros as attention [T, H, V] and -inf as log-sum-exp [T, H]: the results of tokens that see nothing."""
+    """Return the results of tokens that see no key: attention [T, H, V] of zeros, and log-sum-exp [T, H] of -inf."""
     return result_of(q, form).zero_(), torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
 
 
@@ -59,10 +59,10 @@ def _part_of_pages(
     soft_cap: float | None,
     scales: CacheScales,
 ) -> Part:
-    """Return (attention [n, H, V], log-sum-exp [n, H]) of one sequence over the first `length` positions in its pages.
+    """Return (attention [n, H, V], log-sum-exp [n, H]) of one sequence over its first `length` cached positions.
 
-    q [n, H, D] is at the positions from `first` on. `table` holds the pages; `form` says how the cache stores keys and
-    values.
+    q [n, H, D] is at the positions from `first` on. `table` holds the sequence's pages. `form` says how the cache
+    stores keys and values.
     """
     k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
@@ -79,7 +79,7 @@ def _form(call: dict[str, Any]) -> CacheForm:
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls for tests: those of `paged_attention`, and one with prefixes of 2 positions and of 0."""
+    """Return sample calls for tests: the calls of `paged_attention`, and one with parts of 2 and of 0 positions."""
     q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
     shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
     return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
@@ -103,10 +103,10 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
 
 
 def _costliest(*args: Any, **kwargs: Any) -> Part:
-    """Allocate as much memory as any call of `partial_attention` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `partial_attention` can need. The memory planner measures it.
 
-    A call needs most if all tokens belong to one sequence, at the position where it reads most of the cache. The
-    returned tensors only have the shapes of the results.
+    The worst case is that all tokens belong to one sequence. Its length is chosen so that it reads most of the cache.
+    The results only have the right shapes.
     """
     call = partial_attention.bind(args, kwargs)
     form = _form(call)
@@ -120,7 +120,10 @@ def _costliest(*args: Any, **kwargs: Any) -> Part:
 
 
 def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
-    """Return the bytes that a call moves: those of `paged_attention`, and the float32 log-sum-exps."""
+    """Return the bytes that a call reads and writes.
+
+    They are the bytes of `paged_attention`, and the log-sum-exps in float32.
+    """
     assert paged_attention.traffic is not None
     return float(paged_attention.traffic(q, *args, **kwargs)) + 4 * q.shape[0] * q.shape[1]
 
@@ -164,14 +167,15 @@ def partial_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of each sequence's pages.
+    """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of each sequence's positions.
 
-    Two such parts are combined by the op `merge_attention`. The part of sequence b has the pages `page_table[b]` and
-    `kv_lens[b]` positions; the other arguments are those of `paged_attention`. With the mask "bidirectional", a part
-    may be any positions that all tokens see. For masks that depend on distances it must be the end of the sequence. It
-    may hold fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
-    log-sum-exp -inf. Pass `sinks` with one of the parts only. ALiBi slopes are not supported: they need distances, and
-    the op does not know where in its sequence the part is.
+    The op `merge_attention` merges two such parts. The part of sequence b is `kv_lens[b]` positions in the pages
+    `page_table[b]`. The other arguments are explained at `paged_attention`. Pass `sinks` to one of the two parts only.
+    A token that sees nothing gets attention 0 and log-sum-exp -inf.
+
+    With the mask "bidirectional", the part may be any positions that all tokens see. With masks that depend on
+    distances, such as "causal", it must be the end of the sequence. It may be shorter than the step's tokens of the
+    sequence. ALiBi slopes are not supported, because the op does not know where the part is in its sequence.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)
@@ -203,10 +207,10 @@ def _merge_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def merge_attention(
     one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention [T, H, D], log-sum-exp f32[T, H]) over the positions of two disjoint parts together.
+    """Merge the attention over two disjoint parts: return (attention [T, H, D], log-sum-exp f32[T, H]) over both.
 
-    `one`, `one_lse` and `other`, `other_lse` are the attention and log-sum-exp over each part. The log-sum-exp of a
-    token that sees nothing of a part is -inf. If it sees nothing of both, the attention is zero.
+    `one` and `other` are the attention over each part. `one_lse` and `other_lse` are their log-sum-exps. A log-sum-exp
+    of -inf means that the token sees nothing of the part. If it sees nothing of both parts, the attention is 0.
     """
     peak = torch.maximum(one_lse, other_lse).clamp(min=torch.finfo(one_lse.dtype).min)
     one_share, other_share = (one_lse - peak).exp(), (other_lse - peak).exp()

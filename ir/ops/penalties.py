@@ -61,9 +61,9 @@ def _count_all(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> None:
-    """Allocate as much memory as any call of `count_tokens` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `count_tokens` can need. The memory planner measures it.
 
-    A call needs most if each token is counted in every way: as a prompt token, as a generated one, and at position 0.
+    The worst case is that each token is counted in all ways: in a prompt, as generated, and at position 0.
     """
     ends = prompt_ends[token_seqs.clamp(min=0).long()]
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
@@ -94,12 +94,14 @@ def count_tokens(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the state `token_counts` i32[R, vocab], which penalties need, with the tokens of this step counted.
+    """Count the tokens of this step in the state `token_counts` i32[R, vocab], which penalties need, and return it.
 
-    Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as a
-    prompt token below position `prompt_ends[b]`, as generated from there on. Bit 0 of an entry is set for a prompt
-    token; each generated one adds 2. Position 0 clears the row, so that a recomputed sequence is counted from the
-    start. If `prompt_ends[b]` is -1, no count is needed, and the row is unchanged.
+    Sequence b has the row `rows[b]`. A token below position `prompt_ends[b]` is a prompt token and sets bit 0 of its
+    entry. A token from there on was generated and adds 2 to its entry. A token at position 0 first clears the row, so
+    that nothing counts twice if a sequence is recomputed. If `prompt_ends[b]` is -1, the sequence needs no counts and
+    its row does not change.
+
+    `ids`, `positions` and `token_seqs` [T] hold the id, position and sequence of each token. Sequence -1 is padding.
     """
     counts = token_counts.clone()
     _count(counts, ids, positions, token_seqs, rows, prompt_ends)
@@ -108,14 +110,14 @@ def count_tokens(
 
 @dataclass(frozen=True)
 class Penalties:
-    """The penalties and bans of L rows of logits.
+    """The penalties and banned tokens of L rows of logits.
 
     token_counts  the state i32[R, vocab] that counts the tokens of each running sequence: 1 for a token in the prompt,
                   plus 2 for each time that it was generated
     count_rows    i32[L], the row of `token_counts` that belongs to each row of logits; -1: no penalty
     repetition, frequency, presence
-                  f32[L], the penalties of each row
-    banned        i32[L, K], ids that may not be chosen; -1: none
+                  f32[L], the penalties of each row of logits
+    banned        i32[L, K], ids of tokens that must not be chosen; -1: none
     """
 
     token_counts: torch.Tensor
@@ -127,7 +129,7 @@ class Penalties:
 
     @property
     def asked(self) -> bool:
-        """Return whether any row of logits has a penalty or a ban. Reads the data of tensors, not only their shapes."""
+        """Return whether any row of logits has a penalty or a banned token. Reads the tensors' data."""
         return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
 
 
@@ -135,12 +137,12 @@ NUM_PENALTIES = len(fields(Penalties))
 
 
 def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Return logits [L, V] after the penalties and bans `asked`, in float32 or wider.
+    """Apply penalties and bans to logits [L, V], in float32 or wider, and return them.
 
-    The order is vLLM's. For a token in prompt or output, a positive logit is divided by `repetition[i]` and any other
-    multiplied by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses n *
-    `frequency[i]` and `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get
-    -inf.
+    The order is that of vLLM. First comes the repetition penalty (CTRL, arXiv 1909.05858, section 4.1). For tokens in
+    prompt or output, it divides positive logits and multiplies negative ones. Then a token that was generated n > 0
+    times loses n * frequency and presence (OpenAI's API reference, "frequency and presence penalties"). Last, banned
+    tokens get -inf.
     """
     result = wide_copy(logits)
     counted = (asked.count_rows >= 0).nonzero().flatten()
@@ -154,9 +156,9 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
 
 
 def penalized_most(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Allocate as much memory as any call of `penalized` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `penalized` can need. The memory planner measures it.
 
-    A call needs most if every sequence contains the whole vocabulary. No data is read; the result only has the right
+    The worst case is that every sequence contains the whole vocabulary. No data is read. The result only has the right
     shape.
     """
     result = wide_copy(logits)
@@ -175,10 +177,10 @@ def _penalize(
     rows: torch.Tensor,
     asked: Penalties,
 ) -> None:
-    """Apply the penalties `asked` to the logits `result` in place, for the tokens that sequences contain.
+    """Apply the penalties `asked` to logits in place, for tokens that sequences contain.
 
-    `rows` selects rows of `result`, and `held` contains their token counts. Such a token is given by its id in `token`
-    and by the index into `rows` at the same position of `place`.
+    `result` holds the logits. `rows` are the rows to change, and `held` holds their token counts. `place` and `token`
+    list the tokens: token `token[i]` is in the sequence of row `rows[place[i]]`.
     """
     row, times = rows[place], held[place, token] // GENERATED
     chosen, factor = result[row, token], asked.repetition[row]

@@ -16,7 +16,7 @@ LEAST_NORM = 1e-12
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls with sequences of five tokens, of none and of one, and with two tokens of no sequence."""
+    """Return sample calls with sequences of 5, 0 and 1 tokens, and with two tokens of no sequence."""
 
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
@@ -40,9 +40,9 @@ def _fake(x: torch.Tensor, q_starts: torch.Tensor, *_: object, pooling: str) -> 
 
 
 def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Allocate as much memory as any call of `pool` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `pool` can need. The memory planner measures it.
 
-    A call needs most if all tokens belong to one sequence. The returned tensor only has the shape of the result.
+    The worst case is that all tokens belong to one sequence. The result only has the right shape.
     """
     out = _fake(x, q_starts, *rest, pooling=pooling)
     own = wide_copy(x)
@@ -71,10 +71,10 @@ def pool(
 ) -> torch.Tensor:
     """Return one vector per sequence, f32[B, N], from the hidden states x [T, N] of its tokens.
 
-    `pooling` "last" takes the hidden state of the last token, "cls" that of the first, "mean" their mean. Sequence b
-    has `q_lens[b]` tokens, from `q_starts[b]` on; a sequence without tokens gets zeros. `dimensions[b]` keeps that many
-    leading elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then
-    scaled to length 1. Raises VerifyError for an unknown pooling.
+    `pooling` is "last" (the last token's hidden state), "cls" (the first token's) or "mean" (the mean of all). Tokens
+    `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to sequence b. A sequence without tokens gets zeros.
+    `dimensions[b]` is the number of leading elements to keep. The rest becomes zero (arXiv 2205.13147). 0 keeps all. If
+    `normalize[b]` is not 0, the vector is then scaled to length 1. Raises VerifyError for an unknown pooling.
     """
     check_pooling(pooling)
     rows: list[torch.Tensor] = []

@@ -37,10 +37,10 @@ def _fake(
     *,
     format: str,
 ) -> torch.Tensor:
-    """Return a result of the right shape for meta tensors: the op's shape function.
+    """Return an empty result: the op's shape function, also for meta tensors.
 
-    Raises ValueError for stored tensors that do not fit the format, such as scales of a wrong group size, which no
-    other check finds.
+    Raises ValueError if the stored tensors do not fit the format, such as scales of a wrong group size. Nothing else
+    checks this.
     """
     found = find_format(format)
     if weight.dim() < 2:
@@ -62,10 +62,10 @@ def _fake(
 
 
 def _placement(call: Call) -> Fit:
-    """The placement rule of `quant_linear`, which is that of `linear`: a weight split by rows splits the result.
+    """The placement rule of `quant_linear` for a weight [N, K] on a mesh axis.
 
-    A weight split by columns makes the result a partial sum over the ranks. Scales and zeros are split with the packed
-    elements.
+    A weight split along N splits the result. A weight split along K needs x split along K. The result is then a partial
+    sum: the sum over the ranks is still to be added. Scales and zeros are split like the packed elements.
     """
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
@@ -100,10 +100,11 @@ def quant_linear(
     *,
     format: str,
 ) -> torch.Tensor:
-    """Return `x @ w.T + bias`, [T, N] in x's dtype, for x [T, K], bias [N] and a weight w [N, K] in a storage format.
+    """Return `x @ w.T + bias` [T, N] in x's dtype, for a quantized or plain weight w [N, K].
 
-    `format` names the format (`ingot.ir.formats`), in which w is stored as the tensors `weight`, `scales` and `zeros`.
-    A lossless format computes like `linear`; others compute in float32 or wider and round once.
+    x is [T, K], and bias is [N]. `format` is the storage format of w (`ingot.ir.formats`). `weight`, `scales` and
+    `zeros` are the tensors that store w. With a lossless format, it computes like `linear`. With other formats, it
+    computes in float32 or wider and rounds once.
     """
     found = find_format(format)
     if found.lossless:

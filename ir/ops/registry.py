@@ -17,11 +17,12 @@ _LIBRARY = torch.library.Library("ingot", "DEF")
 
 
 class Effect(enum.Enum):
-    """How a call of an op uses state and random numbers. Passes join and remove calls by this.
+    """The effect of an op's calls besides their results. Passes may merge or remove calls accordingly.
 
-    PURE: equal arguments return equal bits. READS_STATE: as PURE, but an argument is a state, such as a KV cache.
-    WRITES_STATE: the call returns the next version of a state. RANDOM: each call draws new random numbers. (`sample` is
-    not RANDOM: its arguments determine its draws.)
+    PURE          none: equal arguments have equal results, bit by bit
+    READS_STATE   a call reads a state, such as a KV cache: equal arguments have equal results, bit by bit
+    WRITES_STATE  a call returns the next version of a state
+    RANDOM        a call draws new random numbers; not so `sample`, because its arguments determine its numbers
     """
 
     PURE = "pure"
@@ -31,7 +32,7 @@ class Effect(enum.Enum):
 
     @property
     def joinable(self) -> bool:
-        """Return whether a pass may replace two equal calls by one."""
+        """Return whether a pass may replace two equal calls by one call."""
         return self in (Effect.PURE, Effect.READS_STATE)
 
     @property
@@ -42,7 +43,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True)
 class Cost:
-    """The least cost of a call: its floating-point operations, and the bytes of memory that it reads and writes."""
+    """The least cost of a call: its floating-point operations, and the bytes that it reads and writes."""
 
     flops: int = 0
     bytes: int = 0
@@ -53,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """The arguments of one call of an op, with which tests run it."""
+    """The arguments of one call of an op, for tests."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -69,30 +70,29 @@ class Op:
 
     - `schema`: its signature in torch's schema language.
     - `reference`: the function that defines the results.
-    - `placement`: the rule for a mesh axis: how arguments must be distributed, and how results are then.
-    - `flops`: operations per element of the results (0 for pure data movement), or a function of the arguments.
-    - `traffic`: a function that returns the bytes that a call moves; by default those of all arguments and results but
-      written states. `flops` and `traffic` look at shapes only.
-    - `multiplies`: the call multiplies rows by its weights.
-    - `fake`: the shape function: returns results of the right shape for meta tensors.
-    - `rowwise`: computes the same with each token independent of the others in the step (bitwise batch-invariant), one
-      row of the parameters `rows` at a time.
+    - `placement`: its placement rule: how arguments and results are distributed over a mesh axis.
+    - `flops`: operations per element of the results (0 if data only moves), or a function of the arguments.
+    - `traffic`: a function that returns the bytes that a call reads and writes. None: the bytes of all arguments and
+      results but written states. `flops` and `traffic` use only the shapes of tensors.
+    - `multiplies`: whether the op is a matmul with weights.
+    - `fake`: the shape function. It returns results of the right shape for meta tensors.
+    - `rowwise`: computes the results so that a token's bits do not depend on the other tokens of the step.
+    - `rows`: the parameters whose rows `rowwise` passes one by one.
     - `samples`: returns sample calls for tests.
-    - `states`: the parameters that are states that the op writes. `in_place` updates them and returns only the other
-      results; lowered programs call it.
-    - `costliest`: allocates as much memory as a call (in place, if it has states) can, without reading data. The memory
-      planner measures its peak.
-    - `decompose`: computes a fused op by calls of the ops that it fuses; None for other ops.
-    - `fusible`: a region compiler may put the op into a region.
-    - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" until insert-collectives.
-    - `effect`: whether passes may join or remove calls.
-    - `across`: for a collective, computes the results of all ranks of its axis. It takes a list per tensor argument,
-      with a tensor per rank, and returns a list of results.
-    - `on_device`: a CUDA graph can capture the functions that compute the op: they use tensors alone and copy nothing
-      from the host.
-    - `needs_kernel`: the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
+    - `states`: the parameters that are states that the op writes.
+    - `in_place`: updates these states in place and returns only the other results. Lowered programs call it.
+    - `costliest`: allocates the most memory that a call can need, without reading data. The memory planner measures it.
+    - `decompose`: computes a fused op by calls of the ops that it fuses. None for other ops.
+    - `fusible`: whether a compiler may compile the op together with other ops.
+    - `legal`: the stages that allow the op: "any", "pure" (before there are caches), "cached" (after that), or "open"
+      (until the pass insert-collectives).
+    - `effect`: whether passes may merge or remove calls.
+    - `across`: for a collective, computes the results of all ranks. It takes and returns lists with a tensor per rank.
+    - `on_device`: whether a CUDA graph can capture the op's functions: they use only tensors, and copy nothing from the
+      host.
+    - `needs_kernel`: whether the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
 
-    Every result has its own memory.
+    No result shares memory with an argument or another result.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Op:
 
     @property
     def overload(self) -> torch._ops.OpOverload:
-        """Return the torch op that graph nodes have as the target of their calls."""
+        """Return the torch op that is the target of graph nodes."""
         overload = getattr(torch.ops.ingot, self.name).default
         assert isinstance(overload, torch._ops.OpOverload)
         return overload
@@ -133,13 +133,16 @@ class Op:
         return Parameters.of(self.reference)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by parameter name, with defaults filled in. Raises TypeError if they do not fit."""
+        """Return a call's arguments by parameter name, with defaults filled in.
+
+        Raises TypeError if the arguments do not fit the parameters.
+        """
         return self.parameters.bind(args, kwargs)
 
     def changed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, each replaced by `change(parameter name, value)`, as (args, kwargs)."""
+        """Return a call's (args, kwargs) with each argument replaced by `change(parameter name, argument)`."""
         names = self.parameters.names
         return (
             tuple(change(names[place], value) for place, value in enumerate(args)),
@@ -147,18 +150,18 @@ class Op:
         )
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
-        """Return the flops and bytes of a call with these arguments, whose tensors may be meta tensors.
+        """Return the flops and bytes of a call with these arguments. Tensors may be meta tensors.
 
-        Assumes that no request uses penalties, log-probabilities or other extras.
+        Assumes that no request uses penalties, log-probabilities or the like.
         """
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
         return self.count(args, kwargs, [result] if isinstance(result, torch.Tensor) else list(result))
 
     def count(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """Return the flops and bytes of a call from the shapes of its arguments and results. Computes nothing.
+        """Return the flops and bytes of a call, from the shapes of its arguments and results.
 
-        `results` include the new versions of written states, last.
+        `results` ends with the new versions of the states that the call writes.
         """
         written = results[: len(results) - len(self.states)]
         read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
@@ -174,19 +177,19 @@ OPS: dict[str, Op] = {}
 
 
 def bytes_of(*values: Any) -> int:
-    """Return the bytes of the tensors among `values`; other values count as 0."""
+    """Return the bytes of all tensors in `values`. Other values count as 0."""
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
-    """Return the bytes that a lookup of table rows moves: the indices, and the selected rows, read and written."""
+    """Return the bytes that a lookup of table rows moves: it reads the indices, and reads and writes the rows."""
     return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
-    """Return a function that computes an op one row at a time, so that no row's bits depend on the other rows.
+    """Return a function that computes an op one row at a time, so that a row's bits do not depend on other rows.
 
-    It calls `reference` with one row of each of the parameters `rows`, and concatenates the results.
+    It calls `reference` with one row of each parameter in `rows`, and concatenates the results.
     """
     parameters = Parameters.of(reference)
 
@@ -205,9 +208,9 @@ def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
 
 
 def _schema_of(reference: Function) -> str:
-    """Return a function's signature in torch's schema language: "f(Tensor x, *, int n=1) -> Tensor".
+    """Return a function's signature in torch's schema language, such as "f(Tensor x, *, int n=1) -> Tensor".
 
-    Raises InternalError if its annotations do not declare all types.
+    Raises InternalError if an annotation is missing or has no torch type.
     """
     try:
         inferred: str = torch.library.infer_schema(reference, mutates_args=(), op_name=reference.__name__)
@@ -241,17 +244,18 @@ def define(
     on_device: bool = False,
     needs_kernel: bool = False,
 ) -> Callable[[Function], Op]:
-    """Return a decorator that defines an op from its reference function, which defines the op's results.
+    """Return a decorator that makes an op from its reference function, which defines the op's results.
 
-    The op has the function's name, and its schema comes from the annotations; attributes are keyword-only. The
-    arguments are fields of `Op`. Every op must set `samples` (how tests call it), `placement`
-    (`ingot.ir.placements.whole` if every rank takes and returns whole values) and `flops`. `rows` names the parameters
-    with independent rows along their first axis. An op without `rows` must not depend on the batch, or must set
-    `rowwise`.
+    The op gets the function's name, and its schema comes from the annotations. Constants are keyword-only parameters.
+    `Op` explains the arguments of `define`. Each op must set `samples`, `placement` and `flops`. The placement
+    `ingot.ir.placements.whole` means that every rank has all arguments and results whole.
 
-    `fake` defaults to the reference, `costliest` to `in_place` or the reference; the default must then run on meta
-    tensors. New versions of states are the last results, in the order of `states`. An op with `states` writes state;
-    one that only reads a state declares it in `effect`. The decorator raises InternalError if the name is taken.
+    `rows` names the parameters whose first axis has independent rows. An op without `rows` must give bits that do not
+    depend on the batch, or must set `rowwise`. `fake` defaults to the reference. `costliest` defaults to `in_place`, or
+    else the reference. A default must run on meta tensors.
+
+    An op with `states` returns their new versions as its last results, in that order. An op that only reads a state
+    must say so in `effect`. Raises InternalError if the name is taken.
     """
 
     def register(reference: Function) -> Op:
@@ -296,28 +300,28 @@ def define(
 
 
 def op_of(target: Any) -> Op | None:
-    """Return the op that a graph node with this target calls; None if it is not an op of Ingot."""
+    """Return the Ingot op that a graph node with this target calls; None if it calls something else."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "ingot":
         return OPS.get(target._schema.name.partition("::")[2])
     return None
 
 
 def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a copy of row `index` of a tensor, [1, …], whose memory address does not depend on the index.
+    """Return a copy [1, …] of row `index` of a tensor, so that its memory address does not depend on the index.
 
-    Math libraries choose kernels by alignment, so the address of a row in its batch would change its bits (seen with
-    MKL 2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart).
+    Math libraries choose kernels by alignment. A row's bits would otherwise depend on its place in the batch. Seen with
+    MKL 2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart.
     """
     return tensor[index : index + 1].clone(memory_format=torch.contiguous_format)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the dtype that reference functions compute in: float64 for float64, else float32."""
+    """Convert a tensor to the dtype in which references compute: float64 stays float64, all else becomes float32."""
     return tensor.to(_wide_dtype(tensor))
 
 
 def wide_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor in the dtype that reference functions compute in: float64 for float64, else float32."""
+    """Copy a tensor in the dtype in which references compute: float64 for float64, else float32."""
     return tensor.to(_wide_dtype(tensor), copy=True)
 
 

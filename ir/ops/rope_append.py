@@ -50,9 +50,9 @@ def _prepared(
 
 
 def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
-    """Return an in-place variant of `qk_norm_rope_append`: it updates the cache and returns only q.
+    """Return an in-place variant of `qk_norm_rope_append`. It updates the cache and returns only q.
 
-    `append` is the in-place function that writes keys and values, a variant of `kv_append`.
+    `append` is the function that writes keys and values: a variant of `kv_append` that works in place.
     """
     assert append is not None
 
@@ -147,7 +147,10 @@ def _traffic(
     *rest: torch.Tensor | None,
     **_: object,
 ) -> int:
-    """Return the bytes that a call moves: q, k and v read, q written in its dtype, k and v in the cache's."""
+    """Return the bytes that a call moves.
+
+    It reads q, k and v, writes q in q's dtype, and writes k and v in the cache's dtype.
+    """
     written = (k.numel() + v.numel()) * kv.element_size()
     return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
@@ -186,13 +189,14 @@ def qk_norm_rope_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norm and rotate q and k, write k and v to the KV cache, and return (q [T, H, D], the new cache).
+    """Norm and rotate q and k, write k and v to the KV cache, and return (q [T, H, D], new cache).
 
-    k and v are [T, KV, D]. `q_weight` and `k_weight` [D] are the weights of the RMS norms, with `eps`; without them
-    nothing is normed. With `norm_last` the norms follow the rotation. `positions` [T] and `table` f32[N, R] are those
-    of the op `rope`, as is `interleaved`. Keys and values are written at `slots` i64[T] (negative: padding), divided by
-    `k_scale` and `v_scale`. The op fuses `rms_norm`, `rope` and `kv_append` with their roundings: each result is
-    rounded before the next one, and before the cache's dtype and scales apply.
+    q is [T, H, D], and k and v are [T, KV, D]. `q_weight` and `k_weight` [D] are the weights of the RMS norms, with
+    `eps`. Without them nothing is normed. With `norm_last`, the norms come after the rotation. `positions` [T], `table`
+    f32[N, R] and `interleaved` are explained at the op `rope`. `slots` i64[T] (page * page size + offset) says where
+    keys and values are written; a negative slot is padding. Keys are divided by `k_scale`, values by `v_scale`.
+
+    The op fuses `rms_norm`, `rope` and `kv_append`, and rounds as they do: after each of the three.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
     return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

@@ -14,9 +14,9 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return four random words per counter by Philox 4x32-10.
+    """Return four random words per counter, by Philox 4x32-10.
 
-    `counter` has four words, `key` two; each word is an int64 tensor of unsigned 32-bit numbers.
+    `counter` has four words and `key` has two. Each word is an int64 tensor of unsigned 32-bit numbers.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -31,10 +31,10 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Ten
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
-    """Return random numbers f32[L, count] in the open interval (0, 1).
+    """Return random numbers f32[L, count] between 0 and 1, both excluded.
 
-    Row i depends only on (seeds[i], positions[i]). Its number j comes from word j % 4 of the Philox counter
-    (j // 4, position, 0, 0) with the key (low half of the seed, high half).
+    Row i depends only on `seeds[i]` and `positions[i]`. Number j of the row is word j % 4 of Philox with the counter (j
+    // 4, position, 0, 0). Its key is (low half of the seed, high half of the seed).
     """
     blocks = torch.arange(-(-count // 4), device=seeds.device)[None, :]
     position = positions.long()[:, None]
@@ -46,10 +46,11 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.T
 
 
 def keep_mask(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Return bool[L, V]: which tokens min-p, then top-k, then top-p keep, on logits [L, V] after temperature.
+    """Return bool[L, V]: the tokens that min-p, then top-k, then top-p keep. The order is that of vLLM.
 
-    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit are kept; among ties at the edge of
-    top-p, the lowest ids are kept. The most likely token is always kept.
+    `logits` [L, V] are already divided by the temperature. `top_k` 0 and `top_p` 1 keep all tokens. Tokens with the
+    k-th largest logit are all kept. Of equal logits at the edge of top-p, the lowest ids are kept. The most likely
+    token is always kept.
     """
     vocab = logits.shape[-1]
     probs = logits.softmax(-1)
@@ -107,7 +108,7 @@ def _draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw a random token for each row of logits, and return the ids i64[L]; all temperatures are above 0."""
+    """Draw a random token for each row of logits, and return the ids i64[L]. All temperatures must be above 0."""
     logits = wide(logits)
     # Subtract the row's maximum, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
@@ -117,11 +118,11 @@ def _draw(
 
 
 def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
-    """Return a token i32[L] for each row of logits [L, V], which already contain the penalties.
+    """Return a token i32[L] for each row of logits [L, V], after penalties.
 
-    For the rows `drawn` i64[n] the token is drawn at random; for the others it is the most likely one. `columns` holds
-    the values per row that drawing needs: temperature, top_k, top_p, min_p, seeds and positions. A row whose largest
-    logit is not finite gets -1.
+    `drawn` i64[n] lists the rows whose token is drawn at random. Other rows get their most likely token. `columns`
+    holds the parameters of drawing, with a value per row: temperature, top_k, top_p, min_p, seeds and positions. A row
+    whose largest logit is not finite gets -1.
     """
     tokens = logits.argmax(-1)
     for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
@@ -136,10 +137,7 @@ def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
 
 
 def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
-    """Return the bytes that a call moves if no request has a penalty.
-
-    It then does not read the state `token_counts`.
-    """
+    """Return the bytes that a call moves if no request has a penalty. The state `token_counts` is then not read."""
     counts = asked[-NUM_PENALTIES]
     return bytes_of(logits, *(one for one in asked if one is not counts)) + logits.shape[0] * torch.int32.itemsize
 
@@ -184,17 +182,17 @@ def sample(
     presence: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a token i32[L] for each row of logits [L, V], greedily or at random.
+    """Choose a token for each row of logits [L, V], greedily or at random, and return the ids i32[L].
 
-    First penalties and bans change the logits. Row i is penalized for the tokens in row `count_rows[i]` (-1: no
-    penalty) of the state `token_counts` i32[R, V], with `repetition[i]`, `frequency[i]` and `presence[i]`. The ids in
-    `banned[i]` (-1: none), of i32[L, K], are not chosen. A row without penalties and bans is unchanged. Each other
-    parameter has a value per row, [L].
+    First, penalties and bans change the logits. `repetition`, `frequency` and `presence` [L] are the penalties. They
+    apply to the tokens counted in row `count_rows[i]` of the state `token_counts` i32[R, V]; -1: no penalty. The ids in
+    `banned` i32[L, K] are not chosen; -1: none.
 
-    Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
-    `softmax(logits / temperature)`, restricted by min_p, top_k and top_p, by the Gumbel-max method with noise keyed by
-    (seeds i64, positions i32). All computation is in float32. A row with NaN or +inf, or without any finite logit,
-    returns -1.
+    At temperature 0, the most likely token is chosen, with the lowest id among equals. Otherwise a token is drawn from
+    `softmax(logits / temperature)`, restricted by `min_p`, `top_k` and `top_p`. The draw uses the Gumbel-max method.
+    Its noise depends only on `seeds[i]` (i64) and `positions[i]` (i32). All computation is in float32.
+
+    A row with NaN or +inf, or without any finite logit, gets -1.
     """
     asked = Penalties(token_counts, count_rows, repetition, frequency, presence, banned)
     logits = penalized(logits, asked) if asked.asked else logits

@@ -16,10 +16,11 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_samples, flops=1, placement=whole)
 def gaussian_top_k(x: torch.Tensor, *, deviations: float) -> torch.Tensor:
-    """Return `relu(x - cutoff)` in x's dtype, for x [T, F] and `cutoff = mean(x) + deviations * std(x)` of each row.
+    """Return `relu(x - cutoff)` in x's dtype, for x [T, F], so that only the largest elements of a row stay.
 
-    Keeps about a fixed share of a normally distributed row: the share of the normal distribution above `deviations`
-    (the statistical top-k of arXiv 2506.06644). The standard deviation divides by F, not F - 1.
+    The cutoff of a row is `mean(x) + deviations * std(x)`. In normally distributed rows, it keeps a nearly fixed share
+    of the elements, which depends on `deviations` (statistical top-k, arXiv 2506.06644). The standard deviation divides
+    by F, not by F - 1.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)

@@ -31,7 +31,7 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 def _between_steps(call: Call) -> Fit:
     """The placement rule of ops that copy, move or clear pages or slots of a state.
 
-    A state that is split along another axis than that of pages or slots stays split.
+    The state may be split over the mesh along any axis but the axis of pages or slots. It stays split.
     """
     state = call.at["state"]
     kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
@@ -48,9 +48,10 @@ def _between_steps(call: Call) -> Fit:
     placement=_between_steps,
 )
 def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state after a copy of pages or slots: page `sources[i]` to page `targets[i]`, both i64[N].
+    """Copy pages (or slots) of a state: page `sources[i]` to page `targets[i]`. Return the new state.
 
-    `axis` is the axis of the state that counts pages or slots. Targets are distinct.
+    `sources` and `targets` are i64[N]. All targets are different. `axis` is the axis of the state that counts pages or
+    slots.
     """
     result = state.clone()
     _copy(result, sources, targets, axis=axis)
@@ -74,10 +75,10 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     placement=_between_steps,
 )
 def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state after a move of pages or slots: page `sources[i]` to page `targets[i]`, both i64[N].
+    """Move pages (or slots) of a state: page `sources[i]` to page `targets[i]`. Return the new state.
 
-    `axis` is the axis of the state that counts pages or slots. Sources that are not targets become zero. Targets are
-    distinct.
+    `sources` and `targets` are i64[N]. All targets are different. A source that is no target becomes zero. `axis` is
+    the axis of the state that counts pages or slots.
     """
     result = state.clone()
     _move(result, sources, targets, axis=axis)
@@ -103,7 +104,7 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
     placement=_between_steps,
 )
 def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with the pages or slots that `targets` i64[N] lists set to zero.
+    """Set pages (or slots) of a state to zero, and return the new state. `targets` i64[N] lists them.
 
     `axis` is the axis of the state that counts pages or slots.
     """

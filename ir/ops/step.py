@@ -17,9 +17,10 @@ def _ints(*values: int) -> torch.Tensor:
 def _slots(
     positions: torch.Tensor, seq: torch.Tensor, real: torch.Tensor, page_table: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Return i64[T]: the cache slots of tokens at `positions` [T]; -1 where `real` [T] is False (padding).
+    """Return the cache slots i64[T] (page * page size + offset) of tokens at `positions` [T], and -1 for padding.
 
-    `seq` [T] holds each token's sequence, `page_table` [B, P] the pages of each sequence.
+    A token is padding where `real` [T] is False. `seq` [T] holds the sequence of each token. `page_table` [B, P] holds
+    the pages of each sequence.
     """
     page = page_table[seq, (positions // page_size).long()].long()
     return torch.where(real, page * page_size + positions % page_size, -1)
@@ -93,15 +94,16 @@ def feed(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]): what the model needs to run a step.
 
-    `slots` are the cache slots (page * page size + offset) of the tokens, `kv_lens` the lengths of the sequences after
-    the step. Sequence b has `q_lens[b]` tokens, from `q_starts[b]` on, and the pages `page_table[b]` of [B, P]. Token t
-    belongs to sequence b = `token_seqs[t]`.
+    `slots` are the cache slots of the tokens (page * page size + offset). `kv_lens` are the lengths of the sequences
+    after the step. Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to sequence b. `token_seqs` [T] holds b for
+    each token. Row `page_table[b]` of [B, P] holds the sequence's pages. Without a page table, all slots are -1.
 
-    The host need not know sampled tokens: id -1 in `tokens` means `last_token[rows[b]]`, from a state [R]. Likewise the
-    sequence starts at position `starts[b]`, or, if that is -1, at `position[rows[b]]`, from another state [R].
+    Sampled tokens need not be copied to the host. A token -1 in `tokens` means the last sampled one:
+    `last_token[rows[b]]`, in a state [R]. The first position of the sequence is `starts[b]`. If that is -1, it is
+    `position[rows[b]]`, in another state [R].
 
-    A token with `token_seqs` -1 and a sequence with row -1 are padding: id 0, position 0, slot -1, length 0. Without a
-    page table (a model without a paged cache), all slots are -1.
+    A token of sequence -1 is padding and gets id 0, position 0 and slot -1. A sequence of row -1 is padding and gets
+    length 0.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -132,11 +134,11 @@ def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def page_slots(
     positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
 ) -> torch.Tensor:
-    """Return i64[T]: the cache slots (page * page size + offset) of tokens at `positions` [T].
+    """Return the cache slots i64[T] (page * page size + offset) of tokens at `positions` [T], for one group of caches.
 
-    The op `feed` returns the slots of one cache group; this op is for each further group, such as that of a window.
-    Token t belongs to sequence b = `token_seqs[t]`, with the pages `page_table[b]` of [B, P]. A token with sequence -1
-    is padding and gets slot -1.
+    The op `feed` already returns the slots of one group. This op is for further groups, such as caches of a window.
+    `token_seqs` [T] holds the sequence b of each token. Row `page_table[b]` of [B, P] holds the sequence's pages. A
+    token of sequence -1 is padding and gets slot -1.
     """
     return _slots(positions, token_seqs.clamp(min=0).long(), token_seqs >= 0, page_table, page_size)
 
@@ -173,9 +175,9 @@ def _move_all(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> None:
-    """Allocate as much memory as any call of `advance` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `advance` can need. The memory planner measures it.
 
-    A call needs most if no sequence is padding and every sequence sampled a token.
+    The worst case is that no sequence is padding and all of them sample a token.
     """
     if rejected is not None:
         kv_lens, sample_index = kv_lens - rejected, torch.where(sample_index >= 0, sample_index - rejected, -1)
@@ -202,14 +204,15 @@ def advance(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the states `last_token` and `position`, both [R], as they are after a step.
+    """Update the states `last_token` and `position`, both [R], at the end of a step, and return them.
 
     Sequence b has the row `rows[b]`; -1 is padding. Its position becomes `kv_lens[b]`. Its last token becomes
-    `sampled[sample_index[b]]`, the token sampled from its last row of logits, unless `sample_index[b]` is -1.
+    `sampled[sample_index[b]]`, the token sampled from its last row of logits. If `sample_index[b]` is -1, the last
+    token does not change.
 
-    With `rejected` i32[B], the last `rejected[b]` tokens of the step do not count: the position is that much less, and
-    the last token is the one sampled after the last kept token. Each rejected token has its own row of logits. Cache
-    entries of rejected tokens are past the position: they are never read, and later tokens overwrite them.
+    With `rejected` i32[B], the last `rejected[b]` tokens of the step do not count. The position is smaller by that
+    number. The last token is the one sampled after the last kept token. This needs a row of logits for each rejected
+    token. The cache entries of rejected tokens are never read, and later tokens overwrite them.
     """
     tokens, positions = last_token.clone(), position.clone()
     _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)

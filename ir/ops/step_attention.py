@@ -11,7 +11,7 @@ from ingot.ir.placements import Call, Fit, by_heads
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls with sequences of five tokens, of none and of one, and with a token of no sequence."""
+    """Return sample calls with sequences of 5, 0 and 1 tokens, and with one token of no sequence."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
@@ -33,8 +33,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
     """Compute a call of `step_attention`, one sequence after the other.
 
-    `form` computes the attention of one sequence; it takes the arguments of the op `attention`. `args` and `kwargs` are
-    those of the call.
+    `form` computes the attention of one sequence. It takes the arguments of the op `attention`. `args` and `kwargs` are
+    the arguments of `step_attention`.
     """
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
@@ -54,7 +54,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Tensor, *_: object, **kw: Any) -> float:
-    """Return the flops of both matmuls, q with keys and weights with values, if all sequences are equally long."""
+    """Return the flops of both matmuls (q with keys, weights with values), for sequences of equal length."""
     length = q.shape[0] / q_starts.shape[0]
     mask = Mask.named(kw.get("mask", CAUSAL.name))
     seen = length if mask.looks_ahead else (length + 1) / 2
@@ -62,9 +62,9 @@ def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Te
 
 
 def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Allocate as much memory as any call of `step_attention` can; the memory planner runs this to measure the peak.
+    """Allocate the most memory that a call of `step_attention` can need. The memory planner measures it.
 
-    A call needs most if all tokens belong to one sequence. The returned tensor only has the shape of the result.
+    The worst case is that all tokens belong to one sequence. The result only has the right shape.
     """
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
@@ -108,10 +108,10 @@ def step_attention(
 ) -> torch.Tensor:
     """Return the attention [T, H, D] within each sequence of a step, for q [T, H, D], k and v [T, KV, D].
 
-    The step holds every token of its sequences, so no cache is read. Sequence b has `q_lens[b]` tokens, from
-    `q_starts[b]` on, at positions from 0 on. Rows of padding are zero. `mask` names the positions that a token sees
-    (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks` [H] are logits that join the
-    softmax of each head. `slopes` f32[H] are ALiBi's.
+    The step holds whole sequences, so no cache is read. Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to
+    sequence b. The first of them is at position 0. The rows of padding tokens are zero. `mask` says which positions a
+    token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks` [H] are extra logits
+    in the softmax of each head. `slopes` f32[H] are the slopes of ALiBi.
     """
     args = (q, k, v, q_starts, q_lens, sinks, slopes)
     return _by_sequence(attention.reference, args, {"scale": scale, "mask": mask, "soft_cap": soft_cap})

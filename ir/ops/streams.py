@@ -27,10 +27,10 @@ def _mix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def mix(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return m weighted sums [T, m, D] of the n hidden states (streams) of each token, x [T, n, D].
+    """Return weighted sums [T, m, D] of the n hidden states (streams) that each token has, x [T, n, D].
 
-    The weights are [T, m, n]. The sums are rounded once, to x's dtype. AltUp predicts and corrects streams with them
-    (arXiv 2301.13310).
+    `weights` is [T, m, n]. The sums are rounded once, to x's dtype. Models with AltUp use it to predict and correct
+    streams (arXiv 2301.13310).
     """
     full, factors = wide(x), wide(weights)
     total = factors[..., :1] * full[:, :1]
@@ -49,9 +49,9 @@ def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=whole)
 def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
-    """Return x and y concatenated along the axis `dim`, which is not 0, the axis of tokens.
+    """Concatenate x and y along the axis `dim`, which must not be axis 0, the axis of tokens.
 
-    Raises VerifyError for axis 0, and for an axis that x lacks.
+    Raises VerifyError for axis 0, and for an axis that x does not have.
     """
     if not 0 < dim < x.dim():
         raise VerifyError(f"concat along axis {dim} of {x.dim()}", expected="an axis after the first")
@@ -68,10 +68,10 @@ def _match_rms_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x", "like"), samples=_match_rms_samples, flops=1, placement=whole)
 def match_rms(x: torch.Tensor, like: torch.Tensor, *, least: float) -> torch.Tensor:
-    """Return x scaled to the root mean square of `like` over the last axis, in x's dtype: `x * rms(like) / rms(x)`.
+    """Scale x to the root mean square of `like` over the last axis: `x * rms(like) / rms(x)`, in x's dtype.
 
-    x is [T, …, D]; `like` has the same shape, or size 1 on axes between the first and the last. The mean square of x is
-    clamped to at least `least`.
+    x is [T, …, D]. `like` has the shape of x, but may have size 1 on the axes between the first and the last. The mean
+    square of x counts as at least `least`.
     """
     full = wide(x)
     of_x = full.pow(2).mean(-1, keepdim=True).clamp(min=least)

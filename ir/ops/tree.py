@@ -19,7 +19,10 @@ def _ints(*values: int) -> torch.Tensor:
 
 
 def bits_of(ancestors: torch.Tensor, nodes: int = MAX_NODES) -> torch.Tensor:
-    """Return the bit masks `ancestors` i64[…] as bool[…, nodes]: whether each token sees each node of its tree."""
+    """Unpack the bit masks `ancestors` i64[…] to bool[…, nodes].
+
+    The result says whether each token sees each node of its tree of drafts.
+    """
     return ((ancestors[..., None] >> torch.arange(nodes, device=ancestors.device)) & 1) > 0
 
 
@@ -53,10 +56,13 @@ def tree_ancestors(
 ) -> torch.Tensor:
     """Return i64[T]: for each token of a step, a bit mask of the nodes that it sees in its tree of drafts.
 
-    Bit j is set if the token sees node j; a node sees itself. 0 marks a token outside a tree. In `tokens` i32[T], -1 is
-    the root (node 0), and -2 - i is draft i (node 1 + i), whose id the op `take_drafts` fills in later. The parent of
-    draft i of sequence b = `token_seqs[t]` is the node `parents[rows[b], i]` of the state `parents` i32[R, K]. A parent
-    that does not come before its draft is clamped to the node just before it.
+    Bit j is set if the token sees node j. A node sees itself and its ancestors. The mask is 0 for a token outside a
+    tree.
+
+    Node 0 is the root, and node 1 + i is draft i. In `tokens` i32[T], -1 is the root and -2 - i is draft i.
+    `token_seqs` [T] holds the sequence b of each token. The parent of its draft i is node `parents[rows[b], i]`, in the
+    state `parents` i32[R, K]. If that node does not come before the draft, the node just before the draft is the
+    parent.
     """
     nodes = parents.shape[1] + 1
     place = torch.arange(nodes, device=tokens.device)
@@ -87,11 +93,12 @@ def _position_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def tree_positions(
     positions: torch.Tensor, token_seqs: torch.Tensor, q_starts: torch.Tensor, ancestors: torch.Tensor
 ) -> torch.Tensor:
-    """Return i32[T]: the positions of a step's tokens, with those of tree nodes corrected.
+    """Return the positions i32[T] of a step's tokens, corrected for tokens that are nodes of a draft tree.
 
-    A node's position is the root's plus one per ancestor. `positions` are consecutive in each sequence; tokens outside
-    a tree keep them. `token_seqs` [T] holds each token's sequence, `q_starts` [B] its first token, and `ancestors`
-    i64[T] the nodes that each token sees, as a bit mask; 0 outside a tree.
+    The position of a node is the root's position plus the node's depth in the tree. `positions` are consecutive within
+    each sequence. Tokens outside a tree keep theirs. `token_seqs` [T] holds the sequence of each token. `q_starts` [B]
+    holds the first token of each sequence. `ancestors` i64[T] are bit masks of the nodes that each token sees; 0
+    outside a tree.
     """
     token = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
     index = token - q_starts[token_seqs.clamp(min=0).long()]
@@ -138,19 +145,23 @@ def accept_tree(
     *,
     drafted: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the drafts to keep in trees of up to `drafted` drafts: (order, rejected i32[B], taken i32[B], source).
+    """Find the drafts to keep in trees of up to `drafted` drafts. Each tree keeps one path from its root.
 
-    A tree is checked if its sequence has a row of logits for each node; the last row is `sample_index[b]`. A node is
-    kept if its parent is kept and the token `sampled` from the parent's row is the node's. The kept path ends in the
-    deepest kept node, the first among equals. `rejected[b]` is the number of nodes that are not on the path, and
-    `taken[b]` the row of logits of the path's last node; without a tree it is `sample_index[b]`.
+    Returns (order i32[L], rejected i32[B], taken i32[B], source i32[T]):
 
-    `order` i32[L] and `source` i32[T] say how to put the path first: entry i of a sequence's rows of logits (`order`),
-    or of its tokens (`source`), is the index of the path's node i. Entries after the path, and those outside trees,
-    hold their own index.
+    order     indices such that `x[order]` has the path's rows first in each tree, for x with a value per row of logits
+    rejected  the number of nodes that are not on the path; 0 without a tree
+    taken     the row of logits of the path's last node; without a tree it is `sample_index[b]`
+    source    indices such that `x[source]` has the path's tokens first in each tree, for x with a value per token
 
-    `logit_rows` i32[L] holds the token of each row, `token_seqs` the sequence of each token. Sequence b has `q_lens[b]`
-    tokens, from `q_starts[b]` on. `ancestors` i64[T] are bit masks of the nodes that each token sees.
+    A node is right if its token equals the token `sampled` from its parent's row of logits. After the root, the path
+    has only right nodes. It ends in the deepest node that can be reached, the first among equals. After the path, and
+    outside trees, `order` and `source` leave rows and tokens in place.
+
+    Tokens `q_starts[b]` to `q_starts[b] + q_lens[b]` belong to sequence b. `token_seqs` [T] holds b for each token.
+    `logit_rows` i32[L] holds the token index of each row of logits. The last row of a sequence is `sample_index[b]`.
+    `ancestors` i64[T] are bit masks of the nodes that each token sees. A sequence counts as a tree only if each of its
+    nodes has a row of logits.
     """
     device = tokens.device
     nodes = torch.arange(drafted + 1, device=device)
@@ -176,9 +187,9 @@ def accept_tree(
     at = torch.where(nodes < length[:, None], at, nodes)
 
     def moved(places: torch.Tensor, begin: torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
-        """Return the indices `places`, with those of each tree reordered so that the kept path comes first.
+        """Return the indices `places`, reordered in each tree so that the kept path comes first.
 
-        The indices of sequence b's tree start at `begin[b]`. `seqs` holds the sequence of each index.
+        The indices of sequence b start at `begin[b]`. `seqs` holds the sequence of each index.
         """
         seq = seqs.clamp(min=0).long()
         index = places - begin[seq]
@@ -223,10 +234,11 @@ def _slots_placement(call: Call) -> Fit:
     placement=_slots_placement,
 )
 def move_slots(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the KV cache `kv` with keys and values moved between the slots of a step's tokens.
+    """Move keys and values in the KV cache `kv` between the slots of a step's tokens, and return the cache.
 
-    The slot `slots[t]` gets the contents of the slot of token `source[t]`; `slots` is i64[T], `source` i32[T]. A
-    negative slot is padding, which no real token may have as its source.
+    A slot (page * page size + offset) is the place of a token in the cache. The slot of token t gets the contents of
+    the slot of token `source[t]`. `slots` i64[T] holds the slot of each token, and `source` is i32[T]. A negative slot
+    is padding. No real token may have padding as its source.
     """
     result = kv.clone()
     _move(result, slots, source)

@@ -12,16 +12,19 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class AlibiSpec:
-    """ALiBi for an attention. The slopes of its heads are a geometric sequence times `factor`.
+    """ALiBi in an attention: a slope for each q head. The slopes are a geometric sequence times `factor`.
 
-    The sequence ends with 2 ** -`flattest` if the number of heads is a power of two. The paper's sequence, as in Bloom
-    and most models, ends with 2 ** -8.
+    If the number of heads is a power of two, the last slope is `factor` * 2 ** -`flattest`. The paper and most models
+    use 8 for `flattest`.
     """
 
     flattest: float = 8.0
     factor: float = 1.0
 
     def slopes(self, heads: int) -> nn.Parameter:
-        """Return the slopes of `heads` q heads as a parameter f32[heads]. A mesh splits them like the heads."""
+        """Return the slopes of `heads` q heads as a parameter f32[heads].
+
+        On a mesh, each rank holds the slopes of its heads.
+        """
         made = recipe.table(kind="alibi", heads=heads, flattest=self.flattest, factor=self.factor)
         return parameter((heads,), made, torch.float32, Split("tp", 0))

@@ -16,9 +16,11 @@ _LEAST = 1e-5
 
 @dataclass(frozen=True)
 class AltUpSpec:
-    """AltUp (Alternating Updates): a token has `streams` residual streams. Layers compute the stream number `active`.
+    """AltUp (Alternating Updates): each token has several residual streams, and each layer computes one of them.
 
-    `norm` is the norm of the router's input.
+    streams   number of residual streams
+    active    index of the stream that the layers compute
+    norm      norm of the input of the router, which computes mixing weights
     """
 
     streams: int
@@ -26,14 +28,14 @@ class AltUpSpec:
     norm: NormSpec
 
     def active_of(self, streams: torch.Tensor, hidden: int) -> torch.Tensor:
-        """Return the stream [T, hidden] that layers compute, of all `streams` [T, streams, hidden]."""
+        """Return the active stream [T, hidden], the one that layers compute, of all streams [T, streams, hidden]."""
         return streams[:, self.active : self.active + 1].view(-1, hidden)
 
 
 class Router(Block):
-    """The router of AltUp: x [T, hidden] -> [T, streams], within ±1.
+    """The router of AltUp: hidden states x [T, hidden] -> [T, streams], with values from -1 to 1.
 
-    The prediction and the correction of streams compute their weights from it.
+    Prediction and Correction compute their weights from this result.
     """
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
@@ -48,7 +50,7 @@ class Router(Block):
 
 
 class Prediction(Block):
-    """The prediction of AltUp: the streams [T, streams, hidden] before a layer -> a guess of those after it."""
+    """Predicts the residual streams [T, streams, hidden] after a layer from the streams before it (AltUp)."""
 
     def __init__(self, spec: AltUpSpec, place: Place) -> None:
         super().__init__()
@@ -56,15 +58,19 @@ class Prediction(Block):
         self.linear = Linear(place / "prediction_coefs", spec.streams, spec.streams**2)
 
     def forward(self, streams: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
-        """Return the predicted streams [T, streams, hidden]: each is itself plus a learned mix of all.
+        """Return the predicted streams [T, streams, hidden]: each old stream plus a weighted sum of all old streams.
 
-        `routed` [T, streams] is the router's output for the active stream.
+        `routed` [T, streams] is the router's result for the active stream. A linear turns it into the weights.
         """
         return ops.mix(streams, self.linear(routed).view(-1, self.streams, self.streams)) + streams
 
 
 class Correction(Block):
-    """The correction of AltUp: adds the error of the active stream's prediction to all predicted streams, weighted."""
+    """Corrects the predicted residual streams after a layer has computed the active one (AltUp).
+
+    The prediction error is the computed stream minus the predicted one. It is added to each stream, times a weight per
+    stream.
+    """
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -76,15 +82,17 @@ class Correction(Block):
     ) -> torch.Tensor:
         """Return the corrected streams [T, streams, hidden].
 
-        `predicted` are the predicted streams, and `active` [T, hidden] is the active one of them. `computed` is the
-        layer's result for it, and `routed` [T, streams] the router's output for `computed`.
+        predicted   all predicted streams [T, streams, hidden]
+        active      the prediction of the active stream [T, hidden]
+        computed    the layer's result for the active stream [T, hidden]
+        routed      the router's result for `computed` [T, streams]. A linear turns it into the weights.
         """
         weights, missed = self.linear(routed) + 1.0, computed + active * -1.0
         return ops.mix(missed.view(-1, 1, self.hidden), weights.view(-1, self.streams, 1)) + predicted
 
 
 class Streams(Block):
-    """Computes the residual streams that the first layer reads, from the embedding of the tokens."""
+    """Makes the residual streams of the first layer from the token embedding (AltUp)."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -93,13 +101,16 @@ class Streams(Block):
         self.weight = parameter((others * hidden, hidden), recipe.concat(parts), place.dtype)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """Return the streams [T, streams, hidden]: h [T, hidden] itself, and projections of it, scaled to its RMS."""
+        """Return the streams [T, streams, hidden] for the embedding h [T, hidden].
+
+        The first stream is h. The others are projections of h, scaled to the RMS of h.
+        """
         first, shape = h.view(-1, 1, self.hidden), (-1, self.spec.streams - 1, self.hidden)
         return ops.concat(first, ops.match_rms(ops.linear(h, self.weight).view(*shape), first, least=_LEAST), dim=1)
 
 
 class JoinedStreams(Block):
-    """Joins the residual streams after the last layer into one hidden state."""
+    """Joins the residual streams after the last layer into one hidden state (AltUp)."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -108,9 +119,9 @@ class JoinedStreams(Block):
             self.add_module(f"{index}", Linear(place / "altup_unembed_projections" / index, hidden, hidden))
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return the hidden state [T, hidden] of streams [T, streams, hidden].
+        """Return the hidden state [T, hidden] for the streams [T, streams, hidden]: their mean.
 
-        It is the mean of the first stream and of projections of the others, each scaled to the RMS of the first.
+        Before that, all streams but the first are projected and scaled to the RMS of the first.
         """
         first = total = streams[:, :1].view(-1, self.hidden)
         for index in range(self.spec.streams - 1):

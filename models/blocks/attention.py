@@ -15,13 +15,15 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """The checkpoint's names for an attention (`place`, within the layer) and for its linears q, k, v and o.
+    """The names of an attention's tensors in the checkpoint.
 
-    merged      the name of one tensor with q, k and v; None: separate tensors
-    merged_kv   the name of one tensor with k and v; None: separate tensors
-    order       the order of q, k and v in `merged`
-    groups      the rows of a merged tensor are in so many groups, each with its part of q, k and v; with a group per
-                k/v head the layout is [kv_heads, heads / kv_heads + 2, head_dim]
+    place        the attention's prefix within the layer
+    q, k, v, o   names of the four linears
+    merged       name of one tensor that holds q, k and v; None: there is no such tensor
+    merged_kv    name of one tensor that holds k and v; None: there is no such tensor
+    order        order of q, k and v in `merged`
+    groups       number of equal groups of rows in the merged tensor. Each group holds rows of q, k and v in that order.
+                 With one group per k/v head, the rows are [kv_heads, heads / kv_heads + 2, head_dim].
     """
 
     place: str = "self_attn"
@@ -35,9 +37,9 @@ class AttentionNames:
     groups: int = 1
 
     def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
-        """Return where the checkpoint stores the weights of q, k and v, for an attention with the prefix `place`.
+        """Return the locations of q, k and v in the checkpoint, in this order.
 
-        `q_size` and `kv_size` are the rows of q, and of k and of v.
+        `place` is the location of the attention. q has `q_size` rows; k and v have `kv_size` rows each.
         """
         if self.merged is not None:
             sizes = {"q": q_size, "k": kv_size, "v": kv_size}
@@ -52,9 +54,9 @@ class AttentionNames:
 class QKNormSpec:
     """Norms of q and k in an attention.
 
-    over             "head": a norm of each head, with weights that all heads share; "each head": a norm of each head,
-                     with separate weights; "all heads": one norm over all heads of a token
-    after_rotation   norms of heads come after the rotary embedding, not before
+    over             "head": a norm of each head, with the same weights for all heads. "each head": a norm of each head,
+                     with different weights. "all heads": one norm over all heads of a token.
+    after_rotation   whether norms of heads come after the rotary embedding
     """
 
     q: NormSpec
@@ -67,27 +69,31 @@ class QKNormSpec:
 
     @staticmethod
     def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
-        """Return the spec of two norms like `norm`, of q and of k, with the checkpoint names "q_norm" and "k_norm".
+        """Return norms of q and k that both equal `norm`. The checkpoint calls them "q_norm" and "k_norm".
 
-        `over` is "head", "each head" or "all heads".
+        `over` is "head", "each head" or "all heads", as in QKNormSpec.
         """
         return QKNormSpec(norm.named("q_norm"), norm.named("k_norm"), over)
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """An attention with `heads` q heads and `kv_heads` heads of k and v, of `head_dim` elements.
+    """An attention of a layer: the sizes, the linears, and what happens to q, k, v and the scores.
 
-    bias, o_bias   whether the linears of q, k and v, and of the output, have biases
-    rotary         rotary embedding of q and k; None: none
-    alibi          decrease of scores with distance; None: none
-    qk_norm        norms of q and k; None: none
-    clip           limit on the elements of q, k and v after their linears; None: no limit
-    window         number of positions that a token sees; None: all
-    scale          factor on scores; None: head_dim ** -0.5
-    soft_cap       cap on scores: cap * tanh(score / cap); None: no cap
-    v_norm         a norm of each head of v; None: none
-    names          the checkpoint's names
+    heads      number of q heads
+    kv_heads   number of k heads, and of v heads
+    head_dim   elements of a head
+    bias       whether the linears of q, k and v have biases
+    o_bias     whether the output linear has a bias
+    rotary     rotary embedding of q and k; None: no rotary embedding
+    alibi      ALiBi, which lowers scores with the distance; None: no ALiBi
+    qk_norm    norms of q and k; None: no norms
+    clip       limit on the absolute values of q, k and v after their linears; None: no limit
+    window     sliding window: number of positions that a token sees, including its own; None: no window
+    scale      factor on scores; None: head_dim ** -0.5
+    soft_cap   cap on scores, as in cap * tanh(score / cap); None: no cap
+    v_norm     norm of each head of v; None: no norm
+    names      names of the tensors in the checkpoint
     """
 
     heads: int
@@ -109,7 +115,10 @@ class AttentionSpec:
         return Attention(self, place / self.names.place, hidden, layer)
 
     def options(self) -> dict[str, float | str]:
-        """Return the keyword arguments for the op `attention`, except `layer`: scale, mask and soft_cap, if set."""
+        """Return the keyword arguments of the op `attention`: `scale`, and `mask` and `soft_cap` if set.
+
+        The caller adds the argument `layer`.
+        """
         options: dict[str, float | str] = {"scale": self.head_dim**-0.5 if self.scale is None else self.scale}
         if self.window is not None:
             options["mask"] = f"window_{self.window}"
@@ -119,7 +128,10 @@ class AttentionSpec:
 
 
 class Attention(LinearsFirst):
-    """Attention over the tokens of a sequence: x [T, hidden] -> [T, hidden]. Its KV cache has the number `layer`."""
+    """Attention within each sequence of the step: x [T, hidden] -> [T, hidden].
+
+    `layer` is the layer's index, which is also the number of its KV cache.
+    """
 
     def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()

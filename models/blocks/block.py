@@ -10,15 +10,15 @@ class Block(nn.Module):
     """A part of a model, such as attention or a norm."""
 
     def matches(self) -> Mapping[str, int]:
-        """Return how many rewrites each pass must apply to this block, without its sub-blocks, by the pass's name.
+        """Return how many rewrites each pass must apply to this block: pass name -> count.
 
-        Fewer are an error. Otherwise a pass that silently does nothing would cost speed.
+        Sub-blocks are not counted. Compiling fails if a pass applies fewer.
         """
         return {}
 
 
 def expected_matches(module: nn.Module) -> dict[str, int]:
-    """Return how many rewrites each pass must apply to a module with all sub-modules, by the pass's name."""
+    """Return how many rewrites each pass must apply to a module and its sub-modules: pass name -> count."""
     total: Counter[str] = Counter()
     for one in module.modules():
         if isinstance(one, Block):

@@ -19,13 +19,14 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class DecoderNames:
-    """The checkpoint's names for a decoder and its layers.
+    """The names of a decoder's tensors in the checkpoint.
 
-    place            prefix of the decoder's tensors
-    layers           name of the layers, after that prefix
-    transposed       matrices are stored [inputs, outputs]
-    may_lack_place   some checkpoints omit the first part of `place` in all names
-    unread           regular expressions of the names of tensors that some checkpoints contain and nothing reads
+    place            prefix of the decoder's tensors, such as "model"
+    layers           name of the list of layers, after that prefix
+    transposed       whether matrices are stored as [inputs, outputs]
+    may_lack_place   whether some checkpoints omit the first part of `place`, up to its first dot, in all names
+    unread           regular expressions of tensor names. Some checkpoints hold such tensors, and Ingot does not read
+                     them.
     """
 
     place: str = "model"
@@ -35,21 +36,21 @@ class DecoderNames:
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def ignored(self, head: HeadSpec) -> tuple[str, ...]:
-        """Return patterns of the tensor names that a checkpoint may contain and nothing reads.
+        """Return regular expressions of the tensor names that a checkpoint may hold and Ingot does not read.
 
-        They are `unread`, and the copy of the embedding that a tied head may have in the checkpoint.
+        They are `unread` and, if the head is tied, the head's weight. That is a copy of the embedding.
         """
         return (*self.unread, *((rf"{head.stored}\.weight",) if head.tied else ()))
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only model, of `vocab` tokens and a residual stream of `hidden` elements.
+    """A decoder-only model with `vocab` tokens and hidden states of `hidden` elements.
 
-    norm    the final norm; None: none
-    ropes   the rotary tables, which layers refer to by number
-    skips   skip connections from the input of a layer to that of a later one, in order of application
-    names   the checkpoint's names
+    norm    the norm before the head; None: no norm
+    ropes   the rotary tables; layers refer to them by index
+    skips   skip connections between layers, in the order in which they are applied
+    names   names of the tensors in the checkpoint
     """
 
     vocab: int
@@ -63,18 +64,19 @@ class DecoderSpec:
     names: DecoderNames = DecoderNames()
 
     def ignored(self) -> tuple[str, ...]:
-        """Return patterns of tensor names that some checkpoints contain and nothing reads, such as a tied head's."""
+        """Return regular expressions of the tensor names that a checkpoint may hold and Ingot does not read."""
         return self.names.ignored(self.head)
 
     def optional_prefix(self) -> str:
-        """Return the prefix that a checkpoint has in all tensor names or in none; "" if there is no such prefix."""
+        """Return the prefix that some checkpoints omit in all tensor names, such as "model."; "" if there is none."""
         return f"{self.names.place.partition('.')[0]}." if self.names.may_lack_place else ""
 
 
 class Decoder(Block):
     """A decoder-only model, from token ids to logits. Build it on the meta device.
 
-    Weights have the dtype `dtype`. Rotary tables are float32 and have `max_seq_len` rows.
+    dtype         dtype of the weights. Rotary tables are float32.
+    max_seq_len   number of rows in the rotary tables
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
@@ -93,10 +95,12 @@ class Decoder(Block):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits f32[L, vocab] of the tokens with the indices `logit_rows` i32[L].
+        """Return logits f32[L, vocab] for some of the step's tokens.
 
-        `tokens` i32[T] are the ids of a step's tokens, `positions` i32[T] their positions in their sequences, and
-        `token_seqs` i32[T] the indices of these sequences.
+        tokens       ids of the tokens, i32[T]
+        positions    positions of the tokens in their sequences, i32[T]
+        token_seqs   index of each token's sequence, i32[T]
+        logit_rows   indices of the tokens that get logits, i32[L]
         """
         at = self.at(positions, token_seqs)
         h = self.embed(tokens, at)
@@ -111,14 +115,14 @@ class Decoder(Block):
         return self.head(x if self.norm is None else self.norm(x))
 
     def at(self, positions: torch.Tensor, token_seqs: torch.Tensor) -> Positions:
-        """Return the argument `at` of layers: the tokens' positions and sequences, with the rotary tables."""
+        """Return the argument `at` of layers: positions and sequences of the tokens, with the rotary tables."""
         return Positions(positions, token_seqs, tuple(self.ropes))
 
     def matches(self) -> dict[str, int]:
-        """Return how many fusions of an add and an RMS norm there must be between layers.
+        """Return how many adds the pass fuse-add-rms-norm must fuse with the first norm of the next layer.
 
-        There is one for each layer, except the first, that begins with such a norm. Layers without branches are
-        skipped.
+        It is the number of layers that begin with an RMS norm, without the first layer. Layers without parts, such as
+        attention, do not count.
         """
         layers = [layer for layer in self.layers if isinstance(layer, Layer) and layer.branches]
         return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

@@ -18,18 +18,19 @@ OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is 
 
 
 class AnyEmbeddingSpec(Protocol):
-    """The interface of embedding specs: they build the module that turns tokens into the first hidden states.
+    """The interface of embedding specs, which build the module from token ids to the first hidden states.
 
-    `most_positions` is the longest sequence that it supports; None: no limit.
+    `most_positions` is the length of the longest sequence that it supports; None: no limit.
     """
 
     @property
     def most_positions(self) -> int | None: ...
 
     def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
-        """Return the embedding module, from tokens i32[T] and Positions to [T, hidden].
+        """Return the embedding module: token ids i32[T] and Positions -> hidden states [T, hidden].
 
-        `place` is the prefix of its tensors in the checkpoint. A tied head reads its table `weight` [vocab, hidden].
+        `place` is the prefix of its tensors in the checkpoint. Its parameter `weight` is the token table, which a tied
+        head reads too.
         """
 
 
@@ -37,11 +38,11 @@ class AnyEmbeddingSpec(Protocol):
 class EmbeddingSpec:
     """The token embedding of a model.
 
-    scale        a factor on the embeddings; None: none
-    rounded      round `scale` to the model's dtype first
-    norm         a norm of the result; None: none
-    stored       the checkpoint's name for the table
-    projection   a linear from the table's width to the hidden size, if they differ
+    scale        a factor on the embeddings; None: no factor
+    rounded      whether `scale` is first rounded to the model's dtype
+    norm         a norm of the result; None: no norm
+    stored       name of the token table in the checkpoint
+    projection   a linear from the table's width to the hidden size; None: both are equal
     """
 
     scale: float | None = None

@@ -14,9 +14,11 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class GatedNames:
-    """The checkpoint's names for a gated feed-forward part (`place`, within the layer) and for its linears.
+    """The names of a gated feed-forward part's tensors in the checkpoint.
 
-    `merged` is the name of one tensor with gate and up; None: they are separate.
+    place            its prefix within the layer
+    gate, up, down   names of the three linears
+    merged           name of one tensor that holds gate and up; None: they are separate
     """
 
     place: str = "mlp"
@@ -26,7 +28,10 @@ class GatedNames:
     merged: str | None = None
 
     def gate_and_up(self, place: Place, width: int) -> list[Place]:
-        """Return where the checkpoint stores gate and up, of `width` rows each. `place` is the part's prefix."""
+        """Return the locations of gate and up in the checkpoint. Each has `width` rows.
+
+        `place` is the location of the feed-forward part.
+        """
         if self.merged is not None:
             return (place / self.merged).split(width, width)
         return [place / self.gate, place / self.up]
@@ -34,14 +39,15 @@ class GatedNames:
 
 @dataclass(frozen=True)
 class GatedSpec:
-    """A gated feed-forward part: down(activation(gate(x)) * up(x)), with `width` elements between.
+    """A gated feed-forward part: down(activation(gate(x)) * up(x)).
 
+    width        number of outputs of gate and of up
     activation   "silu", "gelu" or "gelu_tanh"
-    cutoff       replace each gate by its excess over the row's mean plus `cutoff` standard deviations, or by zero if
-                 it is smaller, before the activation; None: keep it
+    cutoff       makes the gates sparse before the activation: relu(gate - mean - `cutoff` * std), with mean and
+                 standard deviation of the token's gates; None: gates stay as they are
     bias         whether all three linears have biases
-    down_bias    whether down has a bias
-    names        the checkpoint's names
+    down_bias    whether down has a bias even without `bias`
+    names        names of the tensors in the checkpoint
     """
 
     width: int
@@ -79,9 +85,10 @@ class Gated(LinearsFirst):
 
 @dataclass(frozen=True)
 class PlainNames:
-    """The checkpoint's names for a plain feed-forward part (`place`, within the layer) and for its linears.
+    """The names of a plain feed-forward part's tensors in the checkpoint.
 
-    `place` is "" if the linears are directly in the layer.
+    place      its prefix within the layer; "": the linears have no such prefix
+    up, down   names of the two linears
     """
 
     place: str = "mlp"
@@ -91,9 +98,12 @@ class PlainNames:
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """A plain feed-forward part: down(activation(up(x))), with `width` elements between.
+    """A plain feed-forward part: down(activation(up(x))).
 
-    `activation` is one of the op `activate`, such as "gelu". `bias` says whether both linears have biases.
+    width        number of outputs of up
+    activation   an activation of the op `activate`, such as "gelu"
+    bias         whether both linears have biases
+    names        names of the tensors in the checkpoint
     """
 
     width: int

@@ -15,15 +15,15 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """The language-model head, which computes logits from hidden states with a table of a row per token.
+    """The language-model head: the linear from hidden states to logits.
 
-    tied         use the embedding's table
-    bias         add a bias to the logits
-    normed       divide each row of the head's own table by its length
-    scale        a factor on the logits; None: none
-    soft_cap     after the scale, a soft cap: cap * tanh(logit / cap); None: none
-    stored       the checkpoint's name for the head
-    projection   a linear from the hidden size to the table's width, if they differ
+    tied         whether its weight is the embedding's table
+    bias         whether a bias is added to the logits
+    normed       whether each row of its weight is divided by the row's L2 norm; without effect if `tied`
+    scale        a factor on the logits; None: no factor
+    soft_cap     cap on the scaled logits, as in cap * tanh(logit / cap); None: no cap
+    stored       name of the head in the checkpoint
+    projection   a linear before the head, from the hidden size to the width of its weight; None: both are equal
     """
 
     tied: bool = False
@@ -38,7 +38,7 @@ class HeadSpec:
 class Head(Block):
     """The language-model head: hidden states h [L, hidden] -> logits f32[L, vocab].
 
-    `tied` is the embedding's table, which a tied head uses.
+    `tied` is the embedding's table. A tied head uses it as weight.
     """
 
     def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:

@@ -12,7 +12,10 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LaurelSpec:
-    """A LAuReL connection: x + norm(right(left(x))), with two linears and `rank` elements between them."""
+    """A LAuReL connection: x + norm(right(left(x))).
+
+    The linear `left` has `rank` outputs, and `right` has `rank` inputs.
+    """
 
     rank: int
     norm: NormSpec

@@ -13,26 +13,24 @@ from ingot.models.params import Place
 
 
 class BlockSpec(Protocol):
-    """The interface of specs of a layer's blocks: attention, a feed-forward part, or another mixer.
-
-    The block reads the residual stream and adds its result to it.
-    """
+    """The interface of specs of a layer's parts, such as attention or a feed-forward part."""
 
     def build(self, place: Place, hidden: int, layer: int) -> Block:
-        """Return the module, from x [T, hidden] and Positions to [T, hidden].
+        """Return the part as a module: hidden states x [T, hidden] and Positions -> [T, hidden].
 
-        `place` is the prefix of the layer's tensors in the checkpoint, `layer` the layer's index.
+        `place` is the prefix of the layer's tensors in the checkpoint. `layer` is the layer's index.
         """
 
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """A block of a layer, such as attention, with the norms around it. A norm of None is left out.
+    """One part of a layer, such as attention, with the norms around it. None means no norm.
 
-    name          the prefix of its parameters' names
-    norm          a norm of its input
-    post_norm     a norm of its result
-    stream_norm   a norm of the residual stream after the block's result is added; it replaces the stream
+    name          prefix of its parameters' names in the module
+    block         the part itself
+    norm          norm of its input
+    post_norm     norm of its result, before it is added to the residual stream
+    stream_norm   norm of the residual stream after the addition, as in post-norm transformers
     """
 
     name: str
@@ -44,12 +42,13 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer: blocks with their norms (`branches`), which add to the residual stream in order. There may be none.
+    """A layer: parts such as attention, with their norms. Each adds its result to the residual stream.
 
-    parallel    all blocks read the layer's input, and a block without a norm reads what the block before it reads;
-                otherwise each block reads the stream after the blocks before it; excludes a stream_norm
-    scale       a factor on each block's result; None: none
-    onto_norm   a block's result is added to its normed input, and the sum replaces the stream
+    branches    the parts, in order; may be empty
+    parallel    True: all parts read the layer's input. A part without a norm reads the normed input of the part before
+                it. No part may have a stream_norm. False: each part reads the stream after the part before it.
+    scale       a factor on each part's result; None: no factor
+    onto_norm   True: each result is added to the part's normed input, not to the stream. The sum is the new stream.
     """
 
     branches: tuple[BranchSpec, ...]
@@ -74,9 +73,10 @@ class _Branch:
 
 
 class Layer(Block):
-    """A layer: the residual stream [T, hidden] before it -> the one after it.
+    """A layer of a decoder: residual stream [T, hidden] before it -> residual stream [T, hidden] after it.
 
-    The parameters of the branch NAME are NAME.…, NAME_norm, NAME_post_norm and NAME_stream_norm.
+    Its parameters are named by the parts: "attention.q.weight", "attention_norm.weight", "attention_post_norm.weight"
+    and "attention_stream_norm.weight" for a part named "attention".
     """
 
     def __init__(self, spec: LayerSpec, place: Place, hidden: int, index: int) -> None:
@@ -123,10 +123,10 @@ class Layer(Block):
         return result if self.spec.scale is None else result * self.spec.scale
 
     def matches(self) -> dict[str, int]:
-        """Return how many rewrites passes must apply across the layer's blocks.
+        """Return how many rewrites passes must apply across the layer's parts: pass name -> count.
 
-        They are fusions of an add with the RMS norm after it. In a parallel layer with one norm, they are merges of the
-        linears of different blocks, which read the same value.
+        In a sequential layer, the add after a part is fused with the RMS norm of the next part. In a parallel layer
+        with one norm, the first linears of all parts read the same value and are merged.
         """
         if not self.spec.parallel:
             return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}

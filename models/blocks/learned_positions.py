@@ -15,11 +15,12 @@ from ingot.models.params import Place, parameter
 class LearnedPositionsSpec:
     """The sum of token embeddings and learned position embeddings, as in GPT-2.
 
-    positions          positions of the longest sequence
-    stored             the checkpoint's name for the token table
-    stored_positions   the checkpoint's name for the position table
-    offset             rows of the position table before the row of position 0
-    projection         a linear from the token table's width to the hidden size, before the sum
+    positions          length of the longest sequence
+    stored             name of the token table in the checkpoint
+    stored_positions   name of the position table in the checkpoint
+    offset             index of position 0 in the stored position table
+    projection         a linear on the token embeddings before the sum, from the table's width to the hidden size; None:
+                       both are equal
     """
 
     positions: int
@@ -37,7 +38,7 @@ class LearnedPositionsSpec:
 
 
 class LearnedPositions(Embedding):
-    """Token and position embeddings: tokens i32[T] and their positions -> hidden states [T, hidden]."""
+    """Token embeddings plus position embeddings: token ids i32[T] and Positions -> hidden states [T, hidden]."""
 
     def __init__(self, spec: LearnedPositionsSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__(EmbeddingSpec(stored=spec.stored, projection=spec.projection), place, vocab, hidden)

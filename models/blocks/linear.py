@@ -13,7 +13,8 @@ from ingot.models.params import Place, parameter
 class Linear(Block):
     """A linear map: x [T, inputs] -> [T, outputs]. `place` is the prefix of its tensors in the checkpoint.
 
-    `split` says how a mesh divides the weight; None: not at all. If it divides the outputs, it divides the bias too.
+    `split` says how a mesh divides the weight [outputs, inputs]; None: each rank has all of it. A split of the outputs
+    divides the bias too.
     """
 
     def __init__(
@@ -29,7 +30,10 @@ class Linear(Block):
 
 
 class LinearsFirst(Block):
-    """A block that begins with several linears, `first`. All read the block's input, so a pass merges them."""
+    """A block that begins with several linears of the same input, such as q, k and v of attention.
+
+    `first` holds these linears. The pass merge-linears merges them.
+    """
 
     first: tuple[Linear, ...] = ()
 
@@ -38,9 +42,9 @@ class LinearsFirst(Block):
 
 
 def merges(linears: tuple[Linear, ...]) -> int:
-    """Return how many merged linears the pass merge-linears must make of linears that read the same value.
+    """Return how many merged linears the pass merge-linears must make of linears with the same input: 0, 1 or 2.
 
-    It makes one of those with a bias, if there are two or more, and one of those without.
+    Linears with a bias become one, and linears without a bias become another. A single linear is not merged.
     """
     by_bias = Counter(linear.bias is None for linear in linears)
     return sum(count > 1 for count in by_bias.values())

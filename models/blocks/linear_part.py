@@ -12,7 +12,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LinearPartSpec:
-    """A linear map in place of attention or a feed-forward part, without a bias.
+    """A linear without a bias, which a layer has instead of attention or of a feed-forward part.
 
     `stored` is its name in the checkpoint, within the layer.
     """
@@ -24,9 +24,9 @@ class LinearPartSpec:
 
 
 class LinearPart(Block):
-    """A linear map in place of attention or a feed-forward part: x [T, hidden] -> [T, hidden].
+    """A linear instead of attention or of a feed-forward part: x [T, hidden] -> [T, hidden].
 
-    Every rank of a mesh has the whole weight.
+    On a mesh, each rank has the whole weight.
     """
 
     def __init__(self, place: Place, hidden: int) -> None:

@@ -14,15 +14,15 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class NormSpec:
-    """An RMS norm or layer norm with the epsilon `eps`. Its gains are the weights by which it multiplies.
+    """An RMS norm or layer norm with the epsilon `eps`. Its gains are its weights, which multiply the result.
 
     kind     "rms" or "layer"
-    gains    whether the checkpoint has gains; without, they are ones
-    wide     gains are float32, and only the result of multiplying by them is rounded
-    offset   added to the stored gains; the sum is rounded unless `wide`
+    gains    whether the checkpoint stores gains. If not, they are ones.
+    wide     True: gains are float32, and only the final result is rounded. False: gains have the model's dtype.
+    offset   added to the stored gains, such as 1.0 in Gemma
     bias     whether a layer norm has a bias
-    stored   its name in the checkpoint
-    apart    each head's gains are a separate tensor: STORED.0, STORED.1 and so on
+    stored   name of the norm in the checkpoint
+    apart    whether each head's gains are a separate tensor, named `stored`.0, `stored`.1 and so on
     """
 
     eps: float
@@ -35,22 +35,23 @@ class NormSpec:
     apart: bool = False
 
     def named(self, stored: str) -> "NormSpec":
-        """Return this spec with another name in the checkpoint, `stored`."""
+        """Return a copy of this spec with the checkpoint name `stored`."""
         return replace(self, stored=stored)
 
     def tensor(self, place: Place, name: str, shape: tuple[int, ...]) -> Recipe:
-        """Return the recipe that reads the norm's tensor `name` ("weight" or "bias") of this shape.
+        """Return the recipe for the norm's tensor `name`: how to read it from the checkpoint.
 
-        `place` is the norm's prefix in the checkpoint. With `apart`, the first axis is heads, of separate tensors.
+        `name` is "weight" or "bias", and `shape` the tensor's shape. `place` is the norm's prefix. With `apart`, the
+        tensor is a stack of one stored tensor per head.
         """
         if not self.apart:
             return place.source(name)
         return recipe.stack([(place / head).source(name) for head in range(shape[0])])
 
     def made(self, place: Place, shape: tuple[int, ...]) -> Recipe:
-        """Return the recipe that makes the norm's gains (weights) of this shape.
+        """Return the recipe for the norm's gains (weights) of this shape: how they are made.
 
-        It reads them from the checkpoint, where `place` is the norm's prefix, or makes ones; then it adds the offset.
+        They are the stored gains plus the offset, or ones. `place` is the norm's prefix in the checkpoint.
         """
         if not self.gains:
             return recipe.reshape(recipe.table(kind="ones", size=math.prod(shape)), shape)
@@ -62,10 +63,11 @@ class NormSpec:
 
 
 class Norm(Block):
-    """An RMS norm or layer norm over the last axis: x [..., *shape] -> the same shape.
+    """An RMS norm or layer norm over the last axis: x [..., *shape] -> [..., *shape].
 
-    Its gains have the shape `shape`; `split` says how a mesh divides them. `place` is the prefix of the block that has
-    the norm.
+    shape   shape of the gains: [hidden], or [heads, head_dim] for a norm with separate gains for each head
+    place   prefix of the block that has the norm, in the checkpoint
+    split   how a mesh divides the gains; None: each rank has all of them
     """
 
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:

@@ -15,10 +15,15 @@ from ingot.models.params import Place, parameter, rounded
 
 @dataclass(frozen=True)
 class PerLayerEmbeddingSpec:
-    """Token embeddings of `width` elements for each of `layers` layers.
+    """A second token embedding, with a separate vector for each layer (Gemma 3n).
 
-    A token's are a row of a table with `rows` rows, plus a normed projection of its ordinary embedding. Tokens that the
-    table lacks use its first row. `norm` is the norm of the projection.
+    A token's vectors for all layers are a row of a second token table, plus a normed projection of its ordinary
+    embedding.
+
+    rows     rows of the table. Tokens with higher ids use row 0.
+    layers   number of layers
+    width    elements of the vector for one layer
+    norm     norm of the projection
     """
 
     rows: int
@@ -31,7 +36,7 @@ class PerLayerEmbeddingSpec:
 
 
 class PerLayerEmbedding(Block):
-    """Computes per-layer embeddings [T, layers, width] from tokens i32[T] and their ordinary embedding [T, hidden]."""
+    """Computes per-layer embeddings: token ids i32[T] and ordinary embeddings h [T, hidden] -> [T, layers, width]."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__()
@@ -51,7 +56,7 @@ class PerLayerEmbedding(Block):
 
 
 def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
-    """Return the recipe of a token table that has `rows` rows, extended to `vocab` rows by copies of its first row."""
+    """Return the recipe that extends a token table of `rows` rows to `vocab` rows, with copies of row 0."""
     if rows >= vocab:
         return table
     return recipe.concat([table, recipe.repeat(recipe.take_slice(table, 0, 0, 1), 0, vocab - rows)])
@@ -59,10 +64,13 @@ def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
 
 @dataclass(frozen=True)
 class PerLayerInputSpec:
-    """How a layer uses the per-layer embedding e of a token, of `width` elements.
+    """How a layer mixes hidden states x with the token's per-layer embedding e.
 
-    It computes norm(projection(activation(gate(x)) * e)). `activation` is "gelu" or "gelu_tanh". With `scaled`, x is
-    first multiplied by a learned vector.
+    It computes norm(projection(activation(gate(x)) * e)).
+
+    width        elements of e
+    activation   "gelu" or "gelu_tanh"
+    scaled       whether x is first multiplied by a learned vector
     """
 
     width: int
@@ -75,7 +83,10 @@ class PerLayerInputSpec:
 
 
 class PerLayerInput(Block):
-    """Mixes a layer's per-layer embedding into x: x [T, hidden] and embeddings [T, layers, width] -> [T, hidden]."""
+    """Mixes hidden states with per-layer embeddings: x [T, hidden] and [T, layers, width] -> [T, hidden].
+
+    It reads only the embedding of its own layer, number `layer`.
+    """
 
     def __init__(self, spec: PerLayerInputSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()

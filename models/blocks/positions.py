@@ -12,13 +12,13 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a step's tokens, an argument of every layer.
+    """The argument `at` of every layer: positions of the step's tokens, with the rotary tables.
 
     positions    i32[T], each token's index in its sequence
     token_seqs   i32[T], the index of each token's sequence
     ropes        the model's rotary tables
-    cached       keys and values [T, kv_heads, head_dim] by the index of the layer that caches them, for later layers
-                 that attend to the same cache
+    cached       layer index -> (keys, values) of the step's tokens, each [T, kv_heads, head_dim]. Later layers that
+                 share the layer's cache read them.
     """
 
     positions: torch.Tensor
@@ -28,10 +28,7 @@ class Positions:
 
 
 def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
-    """Return the table of cosines and sines of a rotary embedding, a parameter f32[max_seq_len, rotary_dim].
-
-    Elements of a head past `rotary_dim` are not rotated.
-    """
+    """Return the table of cosines and sines of a rotary embedding, a parameter f32[max_seq_len, rotary_dim]."""
     made = recipe.table(
         kind="rope",
         rope_type=rope.rope_type,
@@ -45,15 +42,16 @@ def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """The rotary embedding of an attention. It uses the model's rotary table number `table`.
+    """The rotary embedding of an attention.
 
-    It rotates pairs of elements (i, i + rotary_dim / 2), or adjacent elements with `interleaved`.
+    table         index of the rotary table in the model
+    interleaved   True: it rotates pairs of adjacent elements. False: it rotates elements i and i + rotary_dim / 2.
     """
 
     table: int = 0
     interleaved: bool = False
 
     def rotate(self, heads: torch.Tensor, at: Positions) -> torch.Tensor:
-        """Return q or k, `heads` [T, heads, head_dim], rotated by the positions of the tokens."""
+        """Return the heads of q or k [T, heads, head_dim], rotated by the tokens' positions."""
         order = {"interleaved": True} if self.interleaved else {}
         return ops.rope(heads, at.positions, at.ropes[self.table], **order)

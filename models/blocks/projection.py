@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProjectionSpec:
-    """A linear between the hidden states and a token table of `width` elements. `stored` is its checkpoint name."""
+    """A linear between hidden states and token vectors of another size, `width`. `stored` is its checkpoint name."""
 
     width: int
     stored: str

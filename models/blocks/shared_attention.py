@@ -15,9 +15,10 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class SharedAttentionSpec:
-    """An attention that reads the keys and values of the earlier layer number `source`, and computes only queries.
+    """An attention that reads keys and values of an earlier layer. It computes only queries.
 
-    `attention` describes it. The attention of layer `source` must have the same heads and window.
+    attention   describes the queries and the output linear. Heads and window must equal those of the earlier layer.
+    source      index of the earlier layer
     """
 
     attention: AttentionSpec
@@ -33,7 +34,7 @@ class SharedAttentionSpec:
 
 
 class SharedAttention(LinearsFirst):
-    """Attention to an earlier layer's keys and values: x [T, hidden] -> [T, hidden]. It computes only queries."""
+    """Attention over the keys and values of an earlier layer: x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, spec: SharedAttentionSpec, place: Place, hidden: int) -> None:
         super().__init__()

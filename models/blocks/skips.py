@@ -7,9 +7,10 @@ import torch
 
 @dataclass(frozen=True)
 class SkipSpec:
-    """A skip connection: layer `to` reads `weight` * (input of layer `start`) + (1 - `weight`) * (its own input).
+    """A skip connection between two layers, which count from 0.
 
-    Layers count from 0. The input of layer `start` is the one before any skip connection to that layer.
+    Layer `to` reads `weight` * (input of layer `start`) + (1 - `weight`) * (its own input). If layer `start` has a skip
+    connection too, its input before that connection counts.
     """
 
     start: int
@@ -17,5 +18,5 @@ class SkipSpec:
     weight: float
 
     def mix(self, kept: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum [T, hidden] of `kept`, the input of layer `start`, and `h`, that of layer `to`."""
+        """Return the weighted sum [T, hidden] of the inputs of two layers: `kept` of `start`, and `h` of `to`."""
         return kept * self.weight + h * (1 - self.weight)

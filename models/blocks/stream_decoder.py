@@ -21,13 +21,13 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class StreamDecoderSpec:
-    """A decoder-only model with several residual streams, of `vocab` tokens and `hidden` elements per stream.
+    """A decoder-only model with several residual streams per token, each of `hidden` elements (Gemma 3n).
 
-    altup    the streams
+    altup    number of streams, and how layers update them
     inputs   the per-layer embeddings
-    norm     the final norm
-    ropes    the rotary tables, which layers refer to by number
-    names    the checkpoint's names
+    norm     the norm before the head
+    ropes    the rotary tables; layers refer to them by index
+    names    names of the tensors in the checkpoint
     """
 
     vocab: int
@@ -42,14 +42,15 @@ class StreamDecoderSpec:
     names: DecoderNames = field(default_factory=DecoderNames)
 
     def ignored(self) -> tuple[str, ...]:
-        """Return patterns of tensor names that some checkpoints contain and nothing reads, such as a tied head's."""
+        """Return regular expressions of the tensor names that a checkpoint may hold and Ingot does not read."""
         return self.names.ignored(self.head)
 
 
 class StreamDecoder(Block):
     """A decoder-only model with several residual streams, from token ids to logits. Build it on the meta device.
 
-    Weights have the dtype `dtype`. Rotary tables are float32 and have `max_seq_len` rows.
+    dtype         dtype of the weights. Rotary tables are float32.
+    max_seq_len   number of rows in the rotary tables
     """
 
     def __init__(self, spec: StreamDecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
@@ -69,10 +70,12 @@ class StreamDecoder(Block):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits f32[L, vocab] of the tokens with the indices `logit_rows` i32[L].
+        """Return logits f32[L, vocab] for some of the step's tokens.
 
-        `tokens` i32[T] are the ids of a step's tokens, `positions` i32[T] their positions in their sequences, and
-        `token_seqs` i32[T] the indices of these sequences.
+        tokens       ids of the tokens, i32[T]
+        positions    positions of the tokens in their sequences, i32[T]
+        token_seqs   index of each token's sequence, i32[T]
+        logit_rows   indices of the tokens that get logits, i32[L]
         """
         at = Positions(positions, token_seqs, tuple(self.ropes))
         h = self.embed(tokens, at)
@@ -82,5 +85,5 @@ class StreamDecoder(Block):
         return self.head(self.norm(self.joined(ops.select_rows(streams, logit_rows))))
 
     def matches(self) -> dict[str, int]:
-        """Return the rewrites that passes must apply: one merge of the two projections of the token embedding."""
+        """Return {"merge-linears": 1}: the pass must merge the two linears that read the token embedding."""
         return {"merge-linears": 1}

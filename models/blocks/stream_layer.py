@@ -20,10 +20,12 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class StreamLayerSpec:
-    """A layer with several residual streams: attention with `laurel` in parallel, then a feed-forward part.
+    """A layer with several residual streams: attention in parallel to LAuReL, then a feed-forward part.
 
-    `altup` describes the streams. `input` adds the token's per-layer embedding to all streams except the first. `norm`
-    is the spec of the norms before and after attention and feed-forward part.
+    altup    number of streams, and how the layer updates them
+    laurel   the low-rank connection in parallel to attention
+    input    adds the token's per-layer embedding to all streams except the first
+    norm     the norms before and after attention, and before and after the feed-forward part
     """
 
     attention: AttentionSpec | SharedAttentionSpec
@@ -38,7 +40,7 @@ class StreamLayerSpec:
 
 
 class StreamLayer(Block):
-    """A layer with several residual streams: the streams [T, streams, hidden] before it -> those after it."""
+    """A layer with several residual streams: the streams [T, streams, hidden] before it -> the streams after it."""
 
     def __init__(self, spec: StreamLayerSpec, place: Place, hidden: int, index: int) -> None:
         super().__init__()
@@ -56,10 +58,11 @@ class StreamLayer(Block):
         self.mlp_post_norm = Norm(spec.norm.named("post_feedforward_layernorm"), place, hidden)
 
     def forward(self, streams: torch.Tensor, embeddings: torch.Tensor, at: Positions) -> torch.Tensor:
-        """Return the streams [T, streams, hidden] after the layer, from those before it.
+        """Return the streams [T, streams, hidden] after the layer.
 
-        `embeddings` [T, layers, width] are the per-layer embeddings of the tokens, for all layers. `at` holds the
-        tokens' positions.
+        streams      the streams before the layer [T, streams, hidden]
+        embeddings   the tokens' per-layer embeddings, for all layers [T, layers, width]
+        at           positions of the tokens, with the rotary tables
         """
         altup = self.spec.altup
         predicted = self.predict(streams, self.router(altup.active_of(streams, self.hidden)))
@@ -73,10 +76,10 @@ class StreamLayer(Block):
         return ops.concat(corrected[:, :1], corrected[:, 1:] + added, dim=1)
 
     def matches(self) -> dict[str, int]:
-        """Return how many rewrites passes must apply across the layer's blocks.
+        """Return how many rewrites passes must apply across the layer's parts: pass name -> count.
 
-        One is the merge of attention's linears with LAuReL's first one, which read the same norm. Another is the fusion
-        of the router's norm with the add before it.
+        merge-linears merges attention's first linears with LAuReL's first one: they read the same norm.
+        fuse-add-rms-norm fuses the add after the feed-forward part with the router's norm.
         """
         first = (self.attention.first, self.laurel.first)
         return {"merge-linears": merges(sum(first, ())) - sum(map(merges, first)), "fuse-add-rms-norm": 1}

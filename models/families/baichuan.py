@@ -35,7 +35,7 @@ def baichuan_7b(config: ConfigReader) -> DecoderSpec:
 def baichuan(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Baichuan 1 13B, or of Baichuan 2 7B or 13B, describes.
 
-    They share an architecture name, so their sizes distinguish them.
+    These models share an architecture name. The vocabulary size and the hidden size tell them apart.
     """
     normed = _is_second(config)
     if config.integer("hidden_size") == _ROTARY_WIDTH:
@@ -44,10 +44,10 @@ def baichuan(config: ConfigReader) -> DecoderSpec:
 
 
 def _is_second(config: ConfigReader) -> bool:
-    """Return whether a config.json is that of Baichuan 2, not 1.
+    """Return whether the model is a Baichuan 2, not a Baichuan 1.
 
-    Its vocabulary size says so, or the field `z_loss_weight`, which only Baichuan 2 has. Raises ConfigError for another
-    size.
+    It is one if it has the vocabulary size of Baichuan 2 or the field `z_loss_weight`. Raises ConfigError for a
+    vocabulary size of neither.
     """
     vocab = config.integer("vocab_size")
     second = vocab == _VOCAB_2 or "z_loss_weight" in config.fields

@@ -19,7 +19,7 @@ _PLAIN = PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
 def bloom(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Bloom describes.
 
-    With `apply_residual_connection_post_layernorm`, a block's result is added to its normed input.
+    With `apply_residual_connection_post_layernorm`, the result of attention or MLP is added to its normed input.
     """
     config.require("slow_but_exact", (False,), False)  # it sums parts of a linear, and omits its bias
     hidden = config.integer("n_embed", config.integer("hidden_size", 64))

@@ -30,7 +30,7 @@ _SAID_OF_COHERE2 = {
 
 
 def cohere(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Cohere describes. Norms of q and k have separate weights for each head."""
+    """Return the spec that a config.json of Cohere describes. Norms of q and k have different weights for each head."""
     qk_norm = QKNormSpec.of(_norm(config), over="each head") if config.flag("use_qk_norm", False) else None
     return _cohere(config, [_attention(config, qk_norm)] * count_layers(config), theta=5e5)
 
@@ -38,7 +38,7 @@ def cohere(config: ConfigReader) -> DecoderSpec:
 def cohere2(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Cohere 2 describes.
 
-    Every fourth layer has neither a window nor a rotary embedding; the others have both.
+    Every fourth layer has no window and no rotary embedding. All other layers have both.
     """
     for field, value in _SAID_OF_COHERE2.items():
         config.require(field, (value,), value)

@@ -28,7 +28,10 @@ _WIDTH_STEP = 256  # to which `ffn_mult` is rounded up (modeling_decilm.py, _ffn
 
 
 def decilm(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of DeciLM or Nemotron-NAS describes. They share an architecture name."""
+    """Return the spec that a config.json of DeciLM or Nemotron-NAS describes. They share an architecture name.
+
+    With the field `block_configs`, it is a Nemotron-NAS.
+    """
     # Other values mean other rotated pairs (vLLM, nemotron_nas.py).
     config.require("position_embedding_type", ("rope",), "rope")
     norm, layers = read_norm(config, 1e-5), count_layers(config)
@@ -42,9 +45,9 @@ def decilm(config: ConfigReader) -> DecoderSpec:
 
 
 def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """Return the `layers` layers of DeciLM 6B or 7B, with k/v heads by `num_key_value_heads_per_layer`.
+    """Return the layers of DeciLM 6B or 7B. The field `num_key_value_heads_per_layer` lists their numbers of k/v heads.
 
-    `norm` is the spec of their norms.
+    `layers` is the number of layers. `norm` is the spec of all norms in them.
     """
     field = "num_key_value_heads_per_layer"
     heads = config.fields.get(field)
@@ -56,7 +59,10 @@ def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSp
 
 
 def _blocks(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """Return the `layers` layers of a Nemotron-NAS model, by `block_configs`. `norm` is the spec of their norms."""
+    """Return the layers of a Nemotron-NAS model. The field `block_configs` describes each one.
+
+    `layers` is the number of layers. `norm` is the spec of all norms in them.
+    """
     blocks = config.fields.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers or not all(isinstance(one, dict) for one in blocks):
         raise ConfigError(
@@ -113,9 +119,10 @@ def _feed_forward(config: ConfigReader, part: ConfigReader) -> BlockSpec | None:
 
 
 def _width(config: ConfigReader, part: ConfigReader) -> int:
-    """Return the width of a layer's feed-forward part: `intermediate_size`, or `ffn_mult` * 2/3 * hidden size.
+    """Return the width of a layer's feed-forward part.
 
-    The latter is rounded up to a multiple of 256. `part` reads the layer's fields, `config` the model's.
+    Without the field `ffn_mult`, it is `intermediate_size`. With it, it is `ffn_mult` * 2/3 * hidden size, rounded up
+    to a multiple of 256. `part` reads the fields of the feed-forward part, and `config` the fields of the model.
     """
     if part.fields.get("ffn_mult") is None:
         return part.integer("intermediate_size")

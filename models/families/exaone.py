@@ -32,7 +32,7 @@ _GATED_NAMES = GatedNames(gate="c_fc_0", up="c_fc_1", down="c_proj")
 def exaone(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of EXAONE 3 describes, read as in vLLM (exaone.py).
 
-    Defaults are those of its config class. Some fields have other names than Llama's: `num_layers`,
+    Missing fields have the defaults of EXAONE's config class. Some field names differ from Llama's: `num_layers`,
     `layer_norm_epsilon` and `activation_function`.
     """
     layers = config.integer("num_layers" if "num_layers" in config.fields else "num_hidden_layers", most=MAX_LAYERS)

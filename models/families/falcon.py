@@ -37,10 +37,9 @@ def falcon(config: ConfigReader) -> DecoderSpec:
 
 
 def refined_web(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Falcon describes, with the field names of modelling_RW.py.
+    """Return the spec that an early config.json of Falcon describes, with the field names of modelling_RW.py.
 
-    The first checkpoints came with that code. Falcon 40B's version has `n_head_kv` and only the new architecture,
-    Falcon 7B's only the old one.
+    Falcon 40B has the field `n_head_kv` and the new decoder architecture. Falcon 7B has the old one.
     """
     if "n_head" not in config.fields:  # the fields were renamed, the architecture was not
         return falcon(config)
@@ -57,9 +56,9 @@ def refined_web(config: ConfigReader) -> DecoderSpec:
 
 
 def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
-    """Return a Falcon layer: attention, and an MLP without a gate.
+    """Return a Falcon layer: attention, and a plain MLP, in parallel or in sequence.
 
-    If the two are parallel, they share one norm or have one each. The new architecture is always parallel.
+    In parallel, they share one norm, or each has a norm. The new decoder architecture is always parallel.
     """
     new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
     attention = _attention(config, head_dim, new=new, bias=bias)
@@ -103,7 +102,10 @@ def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
 
 
 def _count_kv_heads(config: ConfigReader, *, new: bool) -> int:
-    """Return the number of k/v heads. Without `new`, the new architecture, it is 1 or the number of q heads."""
+    """Return the number of k/v heads. `new` says whether the model has the new decoder architecture.
+
+    In the old one, it is 1 or the number of q heads.
+    """
     heads = config.integer("num_attention_heads")
     if not new and config.flag("multi_query", True):
         return 1

@@ -31,7 +31,10 @@ GELU = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
-    """Return a layer with a norm before and after attention, and before and after the feed-forward part."""
+    """Return a layer with a norm before and after attention, and before and after the feed-forward part.
+
+    `norm` is the spec of all four norms.
+    """
     before, after = norm.named("input_layernorm"), norm.named("post_attention_layernorm")
     branches = (
         BranchSpec("attention", attention, before, after),
@@ -51,7 +54,7 @@ def gemma(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma2(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Gemma 2 describes. Every second layer has a window, from the first on."""
+    """Return the spec that a config.json of Gemma 2 describes. By default, layers 0, 2, 4 and so on have a window."""
     attention = replace(_scaled_attention(config), soft_cap=read_cap(config, "attn_logit_softcapping", 50.0))
     sliding = config.sliding_layers(count_layers(config), pattern=2)
     attentions, rope = read_windows(config, attention, sliding, 4096), config.rope(attention.head_dim)
@@ -59,7 +62,10 @@ def gemma2(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma3(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Gemma 3 describes. Layers with a window have a separate rotary base."""
+    """Return the spec that a config.json of Gemma 3 describes.
+
+    Layers with a window have a different rotary base than layers without one.
+    """
     config.require("attn_logit_softcapping", (None,), None)  # transformers reads it and does not apply it
     attention = replace(_scaled_attention(config), qk_norm=QKNormSpec.of(_norm(config)))
     pattern = config.integer("sliding_window_pattern", 6)
@@ -80,9 +86,13 @@ def _gemma(
     layer: Callable[[AttentionSpec, GatedSpec, NormSpec], LayerSpec] = _two_norms_layer,
     logit_cap: float | None = None,
 ) -> DecoderSpec:
-    """Return a Gemma decoder of the given attentions and feed-forward part, with the parts that all Gemmas share.
+    """Return the spec of a Gemma decoder. It adds the parts that all Gemmas share: norms, embedding and head.
 
-    `layer` makes a layer from attention, feed-forward part and norm. `logit_cap` is the soft cap of logits, or None.
+    attentions   attention of each layer
+    mlp          feed-forward part of all layers
+    ropes        rotary embeddings, which the attentions refer to by index
+    layer        makes a layer from an attention, a feed-forward part and a norm
+    logit_cap    soft cap on logits; None: no cap
     """
     config.require("use_bidirectional_attention", (False,), False)
     norm = _norm(config)
@@ -93,7 +103,7 @@ def _gemma(
 
 
 def read_gemma_ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of a Gemma model: (of layers without a window, of layers with one)."""
+    """Return the two rotary embeddings of a Gemma model: for layers without a window, and for layers with one."""
     full, local = read_two_ropes(config, head_dim, full=1e6, sliding=1e4)
     if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first table only
         local = replace(local, theta=config.number("rope_local_base_freq", 1e4))
@@ -117,5 +127,5 @@ def _mlp(config: ConfigReader) -> GatedSpec:
 
 
 def read_cap(config: ConfigReader, field: str, default: float | None) -> float | None:
-    """Return the soft cap in a field: None if it is null, which disables it, and `default` if the field is missing."""
+    """Return the soft cap in a field; None if the field is null, and `default` if it is missing."""
     return config.number_or_none(field) if field in config.fields else default

@@ -81,16 +81,17 @@ def gemma3n(config: ConfigReader, place: str = "model") -> StreamDecoderSpec:
 
 
 def text_part(config: ConfigReader) -> StreamDecoderSpec:
-    """Return the spec of the text part that a config.json of Gemma 3n with images and sound describes."""
+    """Return the spec of the text model in a config.json of the multimodal Gemma 3n."""
     return gemma3n(config, _TEXT)
 
 
 def _names(
     place: str, attentions: Sequence[AttentionSpec | SharedAttentionSpec], of_layer: PerLayerInputSpec
 ) -> DecoderNames:
-    """Return the checkpoint's names for a Gemma 3n decoder with the prefix `place`, and its unused tensors.
+    """Return the tensor names of a Gemma 3n decoder in a checkpoint. `place` is the prefix of all names.
 
-    Unused are keys and values of layers that read another layer's cache, and scales that a flag disables.
+    It also lists the tensors that are not read. Among them are k and v of layers that read another layer's cache, and
+    the vision and audio parts.
     """
     sharing = [str(index) for index, one in enumerate(attentions) if isinstance(one, SharedAttentionSpec)]
     unread = [*DecoderNames.unread]
@@ -104,7 +105,10 @@ def _names(
 
 
 def _read_altup(config: ConfigReader, norm: NormSpec) -> AltUpSpec:
-    """Return the number of AltUp streams and which of them layers compute. `norm` is the spec of the router's norm."""
+    """Return the number of residual streams (AltUp), and which of them the layers compute.
+
+    `norm` is the spec of the router's norm.
+    """
     streams = config.integer("altup_num_inputs", 4)
     if streams < 2:
         raise config.error("altup_num_inputs", "at least 2")
@@ -116,7 +120,7 @@ def _read_altup(config: ConfigReader, norm: NormSpec) -> AltUpSpec:
 
 
 def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
-    """Return the feed-forward part of each of `layers` layers. They may differ in width and in the share of zeros."""
+    """Return the feed-forward part of each of `layers` layers. Width and sparsity may differ between layers."""
     widths = config.fields.get("intermediate_size")
     widths = widths if isinstance(widths, list) else [widths] * layers
     if len(widths) != layers:
@@ -130,7 +134,7 @@ def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
 
 
 def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
-    """Return, for each of `layers` layers, which share of its gates the model sets to zero: 0 to below 1."""
+    """Return for each of `layers` layers the share of its gates that the model sets to zero, from 0 to below 1."""
     found = config.fields.get("activation_sparsity_pattern")
     if found is None:
         sparse, part = _SPARSE
@@ -146,9 +150,9 @@ def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
 def _with_shared_caches(
     config: ConfigReader, attentions: Sequence[AttentionSpec], sliding: Sequence[bool]
 ) -> list[AttentionSpec | SharedAttentionSpec]:
-    """Return the attentions, with the last `num_kv_shared_layers` changed to read another layer's KV cache.
+    """Return the attentions of all layers. The last `num_kv_shared_layers` ones read the KV cache of an earlier layer.
 
-    That layer is the last one before them of the same type, with or without a window. `sliding` says for each layer
+    It is the last layer that has a cache and the same type, with a window or without. `sliding` says for each layer
     whether it has a window.
     """
     layers, count = len(attentions), config.fields.get("num_kv_shared_layers")

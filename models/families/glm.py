@@ -49,6 +49,9 @@ def _layer(config: ConfigReader, norm: NormSpec) -> LayerSpec:
 
 
 def _glm(config: ConfigReader, layer: LayerSpec, norm: NormSpec) -> DecoderSpec:
-    """Return a GLM decoder of equal layers, as many as the config says. By default, half of a head is rotated."""
+    """Return the spec of a GLM decoder in which all layers equal `layer`.
+
+    `norm` is the norm before the head. Without `partial_rotary_factor`, half of the elements of a head are rotated.
+    """
     rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(config.integer("head_dim", 128))
     return read_decoder(config, [layer] * count_layers(config), norm, rope)

@@ -25,7 +25,7 @@ _NAMES = DecoderNames(
 def gpt2(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of GPT-2 describes.
 
-    With `scale_attn_by_inverse_layer_idx`, attention scores are divided by the layer's number, from 1 on.
+    With `scale_attn_by_inverse_layer_idx`, attention scores of layer i, from 0, are divided by i + 1.
     """
     config.require("add_cross_attention", (False,), False)
     hidden, layers = config.integer("n_embd", 768), config.integer("n_layer", 12, most=MAX_LAYERS)

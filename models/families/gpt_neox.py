@@ -22,7 +22,7 @@ _NAMES = DecoderNames(
 def gpt_neox(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of GPT-NeoX describes.
 
-    Attention and the plain feed-forward part each have a norm, and run in parallel or in sequence.
+    Attention and MLP each have a norm. They run in parallel or in sequence.
     """
     head_dim, heads = require_square_heads(config), config.integer("num_attention_heads")
     bias = config.flag("attention_bias", True)
@@ -50,7 +50,10 @@ def gpt_neox(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding. GPT-NeoX names its base `rotary_emb_base` and the rotated share `rotary_pct`."""
+    """Return the rotary embedding. The base is the field `rotary_emb_base`.
+
+    The rotated share of a head is the field `rotary_pct`.
+    """
     beside = {
         "rope_theta": config.number("rotary_emb_base", 10000.0),
         "partial_rotary_factor": config.number("rotary_pct", 0.25),

@@ -28,9 +28,9 @@ def gptj(config: ConfigReader) -> DecoderSpec:
 
 
 def codegen(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of CodeGen describes.
+    """Return the spec that a config.json of CodeGen describes: GPT-J with q, k and v in one tensor.
 
-    It is GPT-J with q, k and v in one tensor, in which each quarter of the heads has its q, v and k.
+    The rows of this tensor are in four groups. Each group holds q, then v, then k of a quarter of the heads.
     """
     if config.integer("n_head", 16) % _BLOCKS:
         raise config.error("n_head", f"a multiple of {_BLOCKS}")
@@ -64,11 +64,12 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding of GPT-J; no field sets its base.
+    """Return the rotary embedding of GPT-J, with a base of 10000.
 
-    Raises ConfigError for a null `rotary_dim`: transformers then builds a table that fits no head.
+    Raises ConfigError if `rotary_dim` is null, odd or larger than a head.
     """
     given = config.integer("rotary_dim", 64)
+    # Null is an error: transformers then builds a table that fits no head.
     if ("rotary_dim" in config.fields and config.fields["rotary_dim"] is None) or given % 2 or given > head_dim:
         raise config.error("rotary_dim", f"an even number, at most {head_dim}, the size of a head")
     return RopeSpec("default", 10000.0, given)

@@ -30,7 +30,7 @@ def granite(config: ConfigReader) -> DecoderSpec:
 def hyperclovax(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of HyperCLOVA X describes: Granite with norms also after attention and MLP.
 
-    It multiplies logits by `logits_scaling`; Granite divides by it.
+    Logits are multiplied by `logits_scaling`. In Granite, they are divided by it.
     """
     scale = config.number("attention_multiplier", read_head_dim(config) ** -0.5)
     norm = read_norm(config)

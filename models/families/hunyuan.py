@@ -26,9 +26,10 @@ def hunyuan_v1_dense(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding, of a whole head.
+    """Return the rotary embedding, which rotates whole heads.
 
-    With the field `alpha`, the type that checkpoints call "dynamic" scales the base by one factor at every length.
+    With type "dynamic" and the field `alpha`, the base is multiplied by a power of `alpha`. This base holds for
+    sequences of any length.
     """
     field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
     table = config.fields.get(field)

@@ -24,7 +24,7 @@ _MLP = GatedNames("feed_forward", gate="w1", up="w3", down="w2")
 def internlm2(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of InternLM 2 describes.
 
-    A missing `bias` means true, as in the published configuration class. Most checkpoints have false.
+    If `bias` is missing, the linears of attention have biases, as in the published config class.
     """
     require_square_heads(config)
     heads, bias = config.integer("num_attention_heads"), config.flag("bias", True)

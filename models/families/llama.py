@@ -41,10 +41,13 @@ def _llama(
     theta: float = 10000.0,
     tied: bool = False,
 ) -> DecoderSpec:
-    """Return a Llama decoder with these attentions, one for each layer.
+    """Return the spec of a Llama decoder with the given attentions, one for each layer.
 
-    The other arguments are defaults or details of the family: `eps` of norms, `wide` for float32 norm weights, `theta`
-    of the rotary embedding, `tied` for a tied head.
+    mlp_bias   whether the linears of the feed-forward part have biases
+    eps        epsilon of norms if the config has none
+    wide       whether norm weights are float32
+    theta      rotary base if the config has none
+    tied       whether the head is tied if the config does not say so
     """
     mlp, norm = read_gated(config, bias=mlp_bias), read_norm(config, eps, wide=wide)
     layers = [pre_norm_layer(attention, mlp, norm) for attention in attentions]
@@ -77,7 +80,7 @@ def mistral(config: ConfigReader) -> DecoderSpec:
 def ministral(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Ministral describes: Mistral with a window in some layers, or in all.
 
-    The field `layer_types` names these layers; without it, they are all.
+    The field `layer_types` names the layers with a window. If it is missing, all layers have one.
     """
     attention, layers = read_attention(config), count_layers(config)
     if "sliding_window" in config.fields and config.integer_or_none("sliding_window") is None:
@@ -87,9 +90,9 @@ def ministral(config: ConfigReader) -> DecoderSpec:
 
 
 def cwm(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of CWM describes: Llama with windows except in the first of every four layers.
+    """Return the spec that a config.json of CWM describes: Llama with a window in three of every four layers.
 
-    The default rotary embedding is that of Llama 3.
+    The first of every four layers has no window. Without a field for it, rope scaling is like Llama 3's.
     """
     sliding = config.sliding_layers(count_layers(config), pattern=4, first_full=True)
     if config.fields.get("rope_parameters") is None and config.fields.get("rope_scaling") is None:
@@ -119,7 +122,8 @@ def ernie4_5(config: ConfigReader) -> DecoderSpec:
 def smollm3(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of SmolLM 3 describes: Llama in which some layers have no rotary embedding.
 
-    The field `no_rope_layers` marks these with 0. By default, they are every `no_rope_layer_interval`-th layer.
+    The list `no_rope_layers` has a 0 for each of these layers. If it is missing, they are every n-th layer, with n from
+    `no_rope_layer_interval`.
     """
     layers = count_layers(config)
     rotated = config.listed("no_rope_layers", layers, (0, 1))

@@ -27,7 +27,8 @@ from ingot.models.families.reading import (
 def minicpm(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of MiniCPM describes.
 
-    Block results are scaled by a factor of the depth, and logits by the base model's width over this model's.
+    Results of attention and MLP are scaled by `scale_depth` / sqrt(layers), and logits by `dim_model_base` / hidden
+    size.
     """
     config.require("num_experts", (0,), 0)
     config.require("sparse_config", (None,), None)  # MiniCPM 4's block-sparse attention
@@ -49,8 +50,8 @@ def minicpm(config: ConfigReader) -> DecoderSpec:
 def _minicpm_rope(config: ConfigReader) -> RopeSpec:
     """Return the rotary embedding of MiniCPM.
 
-    The published code computes LongRoPE's factor on cosines and sines only from the two context lengths. Raises
-    ConfigError if fields set another factor.
+    For type "longrope", the published code computes the factor on cosines and sines from two context lengths. Raises
+    ConfigError if the config sets a different factor.
     """
     rope = read_rope(config, require_square_heads(config), (*PUBLISHED_ROPES, "longrope"))
     if rope.rope_type != "longrope":
@@ -69,7 +70,10 @@ def _minicpm_rope(config: ConfigReader) -> RopeSpec:
 
 
 def teleflm(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Tele-FLM describes. `use_mup` enables factors on embeddings and logits."""
+    """Return the spec that a config.json of Tele-FLM describes.
+
+    If `use_mup` is true, embeddings and logits are multiplied by factors from the config.
+    """
     config.require("aud_depthgpt", (None,), None)  # FLM-Audio's second model
     require_square_heads(config)
     bias = config.flag("attention_bias", False)

@@ -17,7 +17,7 @@ _NAMES = DecoderNames("transformer", "blocks", unread=())
 def mpt(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of MPT describes.
 
-    Raises ConfigError for fields that transformers accepts and does not implement (modeling_mpt.py).
+    Raises ConfigError for fields that transformers accepts but ignores (modeling_mpt.py).
     """
     config.require("expansion_ratio", (4,), 4)
     config.require("no_bias", (True,), True)

@@ -14,7 +14,10 @@ from ingot.models.families.reading import (
 
 
 def nemotron(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Nemotron describes. By default, half of a head is rotated."""
+    """Return the spec that a config.json of Nemotron describes.
+
+    Without `partial_rotary_factor`, half of the elements of a head are rotated.
+    """
     norm = read_norm(config, 1e-5, "norm_eps", kind="layer", bias=True, offset=1.0)
     attention = read_attention(config, **read_biases(config))
     mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))

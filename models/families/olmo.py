@@ -34,9 +34,9 @@ def olmo2(config: ConfigReader) -> DecoderSpec:
 
 
 def olmo3(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of OLMo 3 describes: OLMo 2 with a window except in every fourth layer.
+    """Return the spec that a config.json of OLMo 3 describes: OLMo 2 with a window in three of every four layers.
 
-    Rope scaling does not apply to layers with a window.
+    The fourth one has no window. Only layers without a window have rope scaling.
     """
     sliding, attention = config.sliding_layers(count_layers(config), pattern=4), _attention(config)
     ropes = read_two_ropes(config, attention.head_dim, full=5e5, sliding=5e5)

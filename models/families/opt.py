@@ -24,7 +24,7 @@ _EPS = 1e-5  # of nn.LayerNorm; no field sets it
 def opt(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of OPT describes.
 
-    If norms come after a block's result is added, as in OPT-350m, there is no final norm.
+    If norms come after the residual addition, as in OPT-350m, there is no norm before the head.
     """
     hidden, bias = config.integer("hidden_size", 768), config.flag("enable_bias", True)
     affine, before = config.flag("layer_norm_elementwise_affine", True), config.flag("do_layer_norm_before", True)
@@ -65,9 +65,9 @@ def _attention(config: ConfigReader, hidden: int, bias: bool) -> AttentionSpec:
 
 
 def _layer(attention: AttentionSpec, mlp: PlainSpec, norm: NormSpec, before: bool) -> LayerSpec:
-    """Return an OPT layer, with norms before blocks if `before`, else after their results are added.
+    """Return an OPT layer. `norm` is the spec of its two norms.
 
-    `norm` is the spec of both norms. The checkpoint names the norm of a layer's feed-forward part `final_layer_norm`.
+    If `before`, norms come before attention and MLP. If not, they come after the residual additions.
     """
     at = "norm" if before else "stream_norm"
     branches = (

@@ -21,7 +21,7 @@ _NAMES = DecoderNames(
 def orion(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Orion describes.
 
-    A missing `num_key_value_heads` means 40, as in the published configuration class. Null means as many as q heads.
+    A missing `num_key_value_heads` means 40 heads, as in the published config class. Null means as many as q heads.
     """
     config.require("attention_bias", (False,), False)
     config = config.within({"num_key_value_heads": 40, **config.fields})

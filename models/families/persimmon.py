@@ -17,7 +17,8 @@ from ingot.models.families.reading import (
 def persimmon(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Persimmon describes.
 
-    All linears except the head have biases. By default, half of a head is rotated.
+    All linears except the head have biases. Without `partial_rotary_factor`, half of the elements of a head are
+    rotated.
     """
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
     heads, head_dim = config.integer("num_attention_heads"), require_square_heads(config)

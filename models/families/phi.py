@@ -22,7 +22,10 @@ from ingot.models.families.reading import (
 
 
 def phi(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of Phi 1 or 2 describes. By default, half of a head is rotated."""
+    """Return the spec that a config.json of Phi 1 or 2 describes.
+
+    Without `partial_rotary_factor`, half of the elements of a head are rotated.
+    """
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
     qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))
     attention = read_attention(

@@ -26,9 +26,10 @@ def qwen3(config: ConfigReader) -> DecoderSpec:
 
 
 def _qwen(config: ConfigReader, attention: AttentionSpec) -> DecoderSpec:
-    """Return a Qwen decoder with this attention in all layers.
+    """Return the spec of a Qwen decoder in which all layers have this attention.
 
-    With `use_sliding_window`, the layers from `max_window_layers` on, or those that `layer_types` names, have a window.
+    With `use_sliding_window`, some layers have a window. The field `layer_types` names them. Without it, they are the
+    layers from number `max_window_layers` on.
     """
     layers, mlp, norm = count_layers(config), read_gated(config), read_norm(config)
     attentions = [attention] * layers

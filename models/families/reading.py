@@ -31,16 +31,16 @@ def count_layers(config: ConfigReader) -> int:
 
 
 def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
-    """Return the elements of an attention head: `head_dim`, else `default`, else hidden size / heads."""
+    """Return the number of elements of a head: the field `head_dim`, else `default`, else hidden size / heads."""
     return config.integer(
         "head_dim", default or config.integer("hidden_size") // config.integer("num_attention_heads") or 1
     )
 
 
 def require_square_heads(config: ConfigReader) -> int:
-    """Return the elements of an attention head: hidden size / heads, the only size that the family supports.
+    """Return the number of elements of a head, for families in which it is always hidden size / heads.
 
-    Raises ConfigError if the heads do not divide the hidden size, or `head_dim` has another value.
+    Raises ConfigError if this is no whole number, or if the field `head_dim` has another value.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
@@ -52,9 +52,10 @@ def require_square_heads(config: ConfigReader) -> int:
 
 
 def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:
-    """Return an attention spec with the sizes in the config. `fields` are further fields of AttentionSpec.
+    """Return the spec of an attention, with heads, k/v heads and head size from the config.
 
-    `head_dim` is the default of the field of this name. Raises ConfigError for sizes that do not fit together.
+    `head_dim` is the head size if the config has none. `fields` set further fields of AttentionSpec. Raises ConfigError
+    if the heads are no multiple of the k/v heads, or if the head size is odd.
     """
     size, heads = read_head_dim(config, head_dim), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -68,7 +69,10 @@ def read_attention(config: ConfigReader, *, head_dim: int | None = None, **field
 
 
 def read_biases(config: ConfigReader) -> dict[str, bool]:
-    """Return the fields `bias` and `o_bias` of AttentionSpec, for families in which `attention_bias` sets both."""
+    """Return the arguments `bias` and `o_bias` of AttentionSpec. Both equal the field `attention_bias`.
+
+    If the field is missing, both are False.
+    """
     bias = config.flag("attention_bias", False)
     return {"bias": bias, "o_bias": bias}
 
@@ -80,35 +84,37 @@ def read_gated(
     activation_field: str = "hidden_act",
     **fields: Any,
 ) -> GatedSpec:
-    """Return the spec of a gated feed-forward part. `fields` are further fields of GatedSpec.
+    """Return the spec of a gated feed-forward part, with width and activation from the config.
 
-    `activations` maps the config's names of activations to Ingot's; the first is the default. `activation_field` is the
-    config field.
+    activations        activation name in the config -> activation name in Ingot. The first one is the default.
+    activation_field   config field with the activation's name
+    fields             further fields of GatedSpec
     """
     activation = config.choice(activation_field, activations, next(iter(activations)))
     return GatedSpec(config.integer("intermediate_size"), activation, **fields)
 
 
 def read_plain(config: ConfigReader, activation: str, **fields: Any) -> PlainSpec:
-    """Return the spec of a plain feed-forward part. `fields` are further fields of PlainSpec.
+    """Return the spec of a plain feed-forward part, with width and activation from the config.
 
-    `activation` is the default, by the config's name.
+    `activation` is the default activation, with its name in configs, such as "relu2". `fields` set further fields of
+    PlainSpec.
     """
     return PlainSpec(config.integer("intermediate_size"), config.choice("hidden_act", PLAIN, activation), **fields)
 
 
 def read_norm(config: ConfigReader, eps: float = 1e-6, field: str = "rms_norm_eps", **fields: Any) -> NormSpec:
-    """Return the spec of a norm, with the epsilon in the config field `field`, or `eps` if it is missing.
+    """Return the spec of a norm. Its epsilon is the config field `field`, or `eps` if that is missing.
 
-    `fields` are further fields of NormSpec.
+    `fields` set further fields of NormSpec.
     """
     return NormSpec(config.number(field, eps), **fields)
 
 
 def read_head(config: ConfigReader, *, tied: bool = False, **fields: Any) -> HeadSpec:
-    """Return the spec of a language-model head, tied if `tie_word_embeddings` says so. `tied` is the default.
+    """Return the spec of the language-model head. The field `tie_word_embeddings` says whether it is tied.
 
-    `fields` are further fields of HeadSpec.
+    `tied` replaces this field if it is missing. `fields` set further fields of HeadSpec.
     """
     return HeadSpec(tied=config.flag("tie_word_embeddings", tied), **fields)
 
@@ -122,9 +128,12 @@ def read_decoder(
     embedding: EmbeddingSpec | None = None,
     names: DecoderNames | None = None,
 ) -> DecoderSpec:
-    """Return the spec of a decoder with these layers, final norm and rotary embeddings, and the config's sizes.
+    """Return the spec of a decoder, with vocabulary size and hidden size from the config.
 
-    The defaults of `head`, `embedding` and `names` are Llama's; the config says whether the head is tied.
+    layers                   the layers
+    norm                     the norm before the head; None: no norm
+    ropes                    rotary embeddings, which attentions refer to by index
+    head, embedding, names   None: as in Llama. The config says whether Llama's head is tied.
     """
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
@@ -139,9 +148,9 @@ def read_decoder(
 
 
 def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
-    """Return a layer as in Llama: attention and MLP each read a norm of the residual stream.
+    """Return a layer as in Llama, in which attention and MLP read the normed residual stream.
 
-    `norm` is the spec of both norms. `scale` is a factor on both results; None: none.
+    `norm` is the spec of both norms. `scale` is a factor on the results of attention and MLP; None: no factor.
     """
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),
@@ -151,7 +160,7 @@ def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, sca
 
 
 def post_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
-    """Return a layer as in OLMo 2: attention and MLP read the residual stream and add their normed results to it.
+    """Return a layer as in OLMo 2, in which the results of attention and MLP are normed and then added to the stream.
 
     `norm` is the spec of both norms.
     """
@@ -169,10 +178,12 @@ def read_windows(
     default: int | None = None,
     tables: tuple[int | None, int | None] = (0, 0),
 ) -> list[AttentionSpec]:
-    """Return the attention of each layer: `attention`, with the config's sliding window in some layers.
+    """Return the attention of each layer. It is `attention`, with or without the config's sliding window.
 
-    `sliding` says for each layer whether it has a window, and `default` is its size if the config has none. `tables`
-    are the numbers of the rotary tables of layers (without, with) a window; None: no rotary embedding.
+    sliding   for each layer, whether it has a window
+    default   size of the window if the config has none
+    tables    (index of the rotary table in layers without a window, index in layers with one). An index of None means
+              no rotary embedding.
     """
     window = config.integer_or_none("sliding_window") or default
     if window is None and any(sliding):
@@ -183,9 +194,9 @@ def read_windows(
 
 
 def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES) -> RopeSpec:
-    """Return the rotary embedding, of whole heads of `head_dim` elements.
+    """Return the rotary embedding from the config. It rotates whole heads, which have `head_dim` elements.
 
-    Raises ConfigError for a type outside `kinds`, those that the family's published code supports.
+    `kinds` are the rope types that the family's published code supports. Raises ConfigError for another type.
     """
     config.require("partial_rotary_factor", (1.0,), 1.0)
     rope = config.rope(head_dim)
@@ -196,9 +207,10 @@ def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBL
 
 
 def read_two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: float) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of layers (without, with) a window; `full` and `sliding` are their default bases.
+    """Return the two rotary embeddings of a model: for layers without a window, and for layers with one.
 
-    `rope_scaling`, the field of older configs, applies only to the first.
+    `full` is the default base of the first, and `sliding` of the second. The older field `rope_scaling` affects only
+    the first.
     """
     local = {name: value for name, value in config.fields.items() if name != "rope_scaling"}
     return (

@@ -24,7 +24,7 @@ _WEIGHTS = (0.9, 0.8)
 def solar(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of Solar Pro describes, read as in vLLM (solar.py).
 
-    One window serves all layers. A window of n covers n positions, including the token's own.
+    All layers have the window `sliding_window`, which includes the token's own position.
     """
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else _WINDOW
     norm, layers = read_norm(config), count_layers(config)
@@ -37,9 +37,8 @@ def solar(config: ConfigReader) -> DecoderSpec:
 def _skips(config: ConfigReader, layers: int) -> tuple[SkipSpec, ...]:
     """Return the skip connections of a model with `layers` layers.
 
-    The model keeps the inputs of some layers in two slots. `bskcn_1` and `bskcn_2` list the layers whose input goes to
-    the first and to the second slot. `bskcn_3` and `bskcn_4` list the layers whose input is mixed with the input that
-    the slot then holds.
+    The model has two slots, and each keeps one layer input at a time. Layers in `bskcn_1` store their input in slot 1.
+    Layers in `bskcn_3` read a weighted sum of their input and slot 1. `bskcn_2` and `bskcn_4` do this for slot 2.
     """
     weight = _weight(config)
     kept = [_layers(config, f"bskcn_{number}", layers, default) for number, default in enumerate(_KEPT, 1)]
@@ -65,7 +64,7 @@ def _layers(config: ConfigReader, field: str, layers: int, default: tuple[int, .
 
 
 def _weight(config: ConfigReader) -> float:
-    """Return the weight of skip connections: the second number of `bskcn_tv`. The first is for training."""
+    """Return the weight of skip connections: the second number of `bskcn_tv`. The first is used only in training."""
     value = config.fields.get("bskcn_tv")
     value = list(_WEIGHTS) if value is None else value
     numbers = isinstance(value, list) and all(type(item) in (int, float) and 0 <= item <= 1 for item in value)

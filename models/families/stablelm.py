@@ -42,9 +42,9 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
 
 
 def stablelm_epoch(config: ConfigReader) -> DecoderSpec:
-    """Return the spec that a config.json of StableLM describes, with the field names of its first checkpoints.
+    """Return the spec that an early config.json of StableLM describes.
 
-    The names are those of their code, modeling_stablelm_epoch.py.
+    Its field names are those of modeling_stablelm_epoch.py.
     """
     config.require("rotary_scaling_factor", (1.0,), 1.0)
     names = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"}

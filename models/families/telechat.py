@@ -55,15 +55,15 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding of TeleChat 2: dynamic NTK scaling in steps.
+    """Return the rotary embedding of TeleChat 2: NTK scaling in steps (modeling_telechat2.py, RotaryEmbedding).
 
-    The base grows with the ratio of the training length to `base_seqlen`, rounded up to a power of two.
-
-    For prompts longer than in training, the published code increases the base further, and scales cosines and sines.
-    Ingot's longest context is the training length, so this does not occur (modeling_telechat2.py, RotaryEmbedding).
+    The base is 10000 * alpha ** (head_dim / (head_dim - 2)). alpha is 2 * ratio - 1, but at least 1. The ratio is the
+    training length / `base_seqlen`, rounded up to a power of two.
     """
     config.require("rope_scaling", (None,), None)
     config.require("rope_theta", (10000.0,), 10000.0)
     stretch = config.integer("training_seqlen", 8192) / config.integer("base_seqlen")
+    # For prompts longer than in training, the published code increases the base further, and scales cosines and sines.
+    # Ingot's longest context is the training length.
     alpha = max(2 ** math.ceil(math.log(stretch, 2) + 1) - 1, 1)
     return RopeSpec("default", 10000.0 * alpha ** (head_dim / (head_dim - 2)), head_dim)

@@ -95,7 +95,7 @@ LossFunction = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Corpus:
-    """The texts of the standard library's source files, split by file into training and held-out texts."""
+    """The source files of Python's standard library as texts. Each file is a training text or a held-out text."""
 
     train: list[str]
     held_out: list[str]
@@ -107,10 +107,11 @@ class Corpus:
 
 @dataclass
 class History:
-    """The record of a training run, without the weights.
+    """The record of a training run.
 
-    `best_step` is the step with the best held-out loss. `train` and `held_out` are points of the loss curves, each with
-    the keys "step" and "loss".
+    best_step   the step with the lowest held-out loss
+    train       points of the training loss curve: {"step": step, "loss": loss}
+    held_out    points of the held-out loss curve
     """
 
     steps: int
@@ -139,10 +140,10 @@ def parse_args() -> argparse.Namespace:
 
 
 def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
-    """Read every source file in the folder `stdlib` that is not excluded, and split them into train and held-out.
+    """Read the source files in the folder `stdlib`, and split them into training and held-out texts.
 
-    Files of equal content count once. The hash of its content decides whether a file is held out; about
-    `held_out_fraction` of the files are.
+    Excluded files are skipped, and equal files count once. A hash of its content decides whether a file is held out.
+    About `held_out_fraction` of the files are.
     """
     parts: tuple[list[str], list[str]] = ([], [])
     seen: set[bytes] = set()
@@ -169,7 +170,7 @@ def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
 def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
     """Train a byte-level BPE tokenizer like GPT-2's on the texts, save it in the folder `output`, and return it.
 
-    Every byte has a token, so any text round-trips.
+    Every byte has a token, so any text can be encoded and decoded without loss.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -198,7 +199,10 @@ def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> torch.Tensor:
-    """Return the token ids of all texts in one tensor. The end-of-text token is before each text and at the end."""
+    """Return the token ids of all texts as one tensor [tokens].
+
+    An end-of-text token comes before each text and at the end.
+    """
     stream: list[int] = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
         stream.append(EOT_ID)
@@ -208,9 +212,9 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> to
 
 
 def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
-    """Return a function that computes the summed next-token loss of a batch of sequences [batch, tokens].
+    """Return a function from token ids [batch, tokens] to the sum of the next-token losses.
 
-    The model reads all tokens but the last of each. With `autocast`, it computes in bf16.
+    With `autocast`, the model computes in bf16.
     """
 
     def loss(batch: torch.Tensor) -> torch.Tensor:
@@ -223,9 +227,9 @@ def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
 
 @torch.no_grad()
 def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int) -> float:
-    """Return the mean loss per token over all of `stream`, with `batch` windows of `context` tokens at a time.
+    """Return the mean loss per token over all of `stream`.
 
-    Windows are consecutive, and every token except the first is predicted once.
+    The stream is cut into consecutive windows of `context` tokens, and the model reads `batch` windows at a time.
     """
     total = torch.zeros((), dtype=torch.float64, device=stream.device)
     windows = (len(stream) - 1) // context
@@ -239,10 +243,7 @@ def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int)
 
 
 def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the optimizer's two parameter groups: matrices with weight decay, and norm weights without.
-
-    Decay would only distort norm weights.
-    """
+    """Return the optimizer's two parameter groups: matrices with weight decay, and norm weights without."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -251,13 +252,13 @@ def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str,
 
 
 def add_dropout(model: Qwen3ForCausalLM, probability: float) -> None:
-    """Add dropout as in GPT-2: on the embedding, and on the blocks' results before the residual sum.
+    """Add dropout as in GPT-2: to the embedding, and to the results of attention and MLP before the residual addition.
 
-    Qwen3 has no dropout, and the checkpoint needs none: it acts in training mode only. The model has about as many
-    parameters as the library has tokens. Without dropout, and without a weight decay of fifteen times the usual 0.1, it
-    memorizes the files: its held-out loss is then best after eight passes over the data and rises afterwards.
+    It acts in training mode only, so the checkpoint does not need it.
     """
 
+    # The model has about as many parameters as the library has tokens. Without dropout, and without a weight decay of
+    # fifteen times the usual 0.1, it memorizes the files: its held-out loss rises after eight passes over the data.
     def drop(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return functional.dropout(output, probability, training=module.training)
 
@@ -333,7 +334,7 @@ def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor,
 
 
 def save(model: Qwen3ForCausalLM, output: Path) -> None:
-    """Save the weights in bf16 as a Hugging Face checkpoint, with its configs, in the folder `output`.
+    """Save the weights in bf16 as a Hugging Face checkpoint in the folder `output`, with config files.
 
     The head is tied to the embedding, so it is not stored.
     """
@@ -381,9 +382,10 @@ def load(output: Path, device: torch.device) -> Any:
 
 
 def greedy(model: Any, output: Path, prompt: str, tokens: int) -> str:
-    """Return `prompt` and up to `tokens` greedily generated tokens, as text, for a prompt at the start of a file.
+    """Return `prompt` and up to `tokens` greedily generated tokens, as text.
 
-    `output` is the folder of the checkpoint, from which the tokenizer is loaded.
+    An end-of-text token comes before the prompt, as at the start of a file. `output` is the folder of the checkpoint
+    with the tokenizer.
     """
     tokenizer = AutoTokenizer.from_pretrained(output)
     inputs = tokenizer(EOT + prompt, return_tensors="pt").to(model.device)

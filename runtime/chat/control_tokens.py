@@ -14,17 +14,17 @@ Spans = Sequence[tuple[int, int]]
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of `tokens`, trying longer tokens first, as the tokenizers library does.
-    Without tokens, it matches nothing."""
+    """Return a pattern that matches any of `tokens`, and the longest one if several match. Without tokens, the pattern
+    matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
 class ControlTokens:
-    """Encodes rendered chats so that only the template, and no text of a message, produces control tokens, such as
-    `<|im_start|>`.
+    """Encodes rendered chats. Control tokens such as `<|im_start|>` come only from the template, never from the text of
+    a message.
 
     backend   the tokenizer of the tokenizers library
-    tokens    the control tokens, text -> id; each is an added token of the tokenizer
+    tokens    control token -> id; each is an added token of the tokenizer
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[str, int]) -> None:
@@ -38,11 +38,12 @@ class ControlTokens:
         self._respelled = backend.normalizer is not None and any(added[token].normalized for token in self._ids)
 
     def encode(self, text: str, content: Spans) -> list[int]:
-        """Return the token ids of the rendered chat `text`, without begin and end tokens. `content` are the spans
-        [begin, end) of `text` that come from messages. Text in these spans never becomes a control token.
+        """Return the token ids of a rendered chat, without begin and end tokens.
 
-        If messages contain no text of a control token, the ids are those of the tokenizers library. Raises RequestError
-        if the tokenizer can encode such text only as the control token.
+        text      the rendered chat
+        content   the spans [begin, end) of `text` that come from messages. Text in them never becomes a control token
+
+        Raises RequestError if the tokenizer can encode such text only as the control token.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
@@ -55,7 +56,8 @@ class ControlTokens:
         return ids
 
     def holds(self, text: str) -> str | None:
-        """Return the first control token that encoding `text` would produce, as text; None if it would produce none."""
+        """Return the text of the first control token that encoding `text` would produce; None if it would produce
+        none."""
         if match := self.pattern.search(text):
             return match[0]
         if not self._respelled:
@@ -65,12 +67,14 @@ class ControlTokens:
         return None if made is None else self._backend.id_to_token(made)
 
     def _encode_guarded(self, text: str, inside: bytearray) -> list[int]:
-        """Return the token ids of a text in which messages contain the text of control tokens. That text is encoded as
+        """Return the token ids of a chat if a message contains the text of a control token. That text is encoded as
         ordinary text.
 
-        `inside` has a 1 for each character from a message, else 0. To encode all text in one call, control tokens from
-        the template are replaced by random names, in a copy of the tokenizer that knows control tokens only by these
-        names.
+        text     the rendered chat
+        inside   for each character 1 if it comes from a message, else 0
+
+        In `text`, the template's control tokens are replaced by random names. A copy of the tokenizer knows control
+        tokens only by these names. It encodes the result.
         """
         guarded, names, ids_of = self._guarded
         pieces: list[str] = []
@@ -94,9 +98,9 @@ class ControlTokens:
 
     @cached_property
     def _guarded(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """A copy of the tokenizer in which control tokens have random names that no message can guess.
+        """Return a copy of the tokenizer in which control tokens have random names. No message can guess these names.
 
-        Three values: the copy; the random name of each control token; the original token id by the copy's id.
+        Returns (the copy, control token -> its random name, added token's id in the copy -> its original id).
         """
         description = json.loads(self._backend.to_str())
         secret = secrets.token_hex(16)  # names that no message can guess
@@ -116,7 +120,7 @@ class ControlTokens:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """Return the id of the token for characters outside the vocabulary, or None if the tokenizer has none."""
+    """Return the id of the token for characters outside the vocabulary; None if the tokenizer has no such token."""
     unknown: int | None = getattr(backend.model, "unk_id", None)  # of Unigram
     name = getattr(backend.model, "unk_token", None)  # of the others
     return unknown if name is None else backend.token_to_id(name)
@@ -130,6 +134,6 @@ def _mask(length: int, spans: Spans) -> bytearray:
 
 
 def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
-    """Return the spans [begin, end) of characters that come from the template, not from a message. `inside` has a 1 for
-    each character from a message, else 0."""
+    """Return the spans [begin, end) of characters that come from the template. `inside` has, for each character, 1 if
+    it comes from a message, else 0."""
     return [match.span() for match in re.finditer(rb"\x00+", inside)]

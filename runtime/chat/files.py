@@ -14,17 +14,17 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template: `source` is its text, `name` says in error messages which file it comes from."""
+    """A chat template. `source` is its text. `name` names its file in error messages."""
 
     name: str
     source: str
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Template]:
-    """Return the chat templates of a tokenizer's folder, by name; if there is only one, its name is "default".
+    """Return the chat templates of a tokenizer's folder: name -> template. A single template has the name "default".
 
-    Read them from chat_template.jinja if that file exists, else from `config`, the content of tokenizer_config.json.
-    Raises RequestError if there is none, ArtifactError if one is malformed.
+    They are read from chat_template.jinja if that file exists, else from `config`, the content of
+    tokenizer_config.json. Raises RequestError if there is no template, ArtifactError if one is malformed.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -58,8 +58,8 @@ def read_template(file: Path) -> dict[str, Template]:
 
 
 def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
-    """Return the template to render a chat with: "tool_use" if `has_tools` and that template exists, else "default", as
-    transformers does. Raises RequestError if there is neither."""
+    """Return the template for a chat: "tool_use" if the chat has tools and that template exists, else "default".
+    transformers chooses equally. Raises RequestError if the chosen template is missing."""
     for name in ("tool_use", "default") if has_tools else ("default",):
         if name in templates:
             return templates[name]
@@ -71,9 +71,10 @@ def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
 
 
 def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates refer to by a variable, as {"bos_token": "<s>"}.
+    """Return the special tokens that templates can use as variables: variable -> text, such as {"bos_token": "<s>"}.
 
-    `config` is the content of tokenizer_config.json. For older checkpoints, special_tokens_map.json has them.
+    `config` is the content of tokenizer_config.json. Names that it lacks are read from special_tokens_map.json, an
+    older file.
     """
     older = read_json(folder / "special_tokens_map.json")
     tokens: dict[str, str] = {}

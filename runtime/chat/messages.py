@@ -19,8 +19,8 @@ _MAX_BITS = 1024
 
 
 def read_conversations(messages: object) -> list[list[Message]]:
-    """Return a list of checked conversations. `messages` is one conversation (a list of messages) or a list of them.
-    Raises RequestError for a malformed one."""
+    """Check one conversation or a list of them, and return a list of conversations. A conversation is a list of
+    messages. Raises RequestError for a malformed one."""
     if isinstance(messages, Sequence) and messages and not isinstance(messages, str | bytes):
         if all(isinstance(message, Mapping) for message in messages):
             return [_conversation(messages, "messages")]
@@ -34,8 +34,8 @@ def read_conversations(messages: object) -> list[list[Message]]:
 
 
 def read_tools(tools: object) -> list[Message] | None:
-    """Return checked copies of the JSON schemas in `tools`; None if `tools` is None. Raises RequestError if one is no
-    JSON object."""
+    """Check the JSON schemas in `tools` and return copies of them; None if `tools` is None. Raises RequestError if one
+    is no JSON object."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -44,10 +44,12 @@ def read_tools(tools: object) -> list[Message] | None:
 
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
-    """Return a deep copy of JSON data in which all values are of the plain JSON types, not of subclasses.
+    """Return a deep copy of JSON data that has only the plain JSON types, not subclasses of them.
 
-    `where` names the data in errors; `depth` is the nesting depth so far, for recursive calls. Raises RequestError for
-    other types, integers that are too large, and data nested more than 64 deep.
+    where   names the data in errors
+    depth   how deep `value` is nested; for recursive calls
+
+    Raises RequestError for other types, for integers of more than 1024 bits, and for data nested more than 64 deep.
     """
     if depth > _MAX_DEPTH:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
@@ -95,8 +97,8 @@ def _message(given: object, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    """Return a message's content as one text. If `content` is a list of text parts, join them with newlines, as vLLM
-    does. `where` names the content in errors."""
+    """Return a message's content as one text. `content` is a text or a list of text parts. Parts are joined with
+    newlines, as in vLLM. `where` names the content in errors."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -110,8 +112,11 @@ def _text(content: object, where: str) -> str:
 
 
 def _read_arguments(calls: object, where: str) -> None:
-    """Parse the arguments of each tool call in `calls`, in place: OpenAI clients send them as JSON text, and templates
-    expect an object. `where` names the calls in errors. Raises RequestError if a call or its JSON is malformed."""
+    """Parse the arguments of each tool call in `calls`, in place. OpenAI clients send arguments as JSON text, and
+    templates expect an object.
+
+    `where` names the calls in errors. Raises RequestError if a call or its JSON is malformed.
+    """
     if not isinstance(calls, list):
         raise RequestError("the tool calls are no list", where=where, expected="a list of calls")
     for index, call in enumerate(calls):

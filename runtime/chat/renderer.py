@@ -25,16 +25,16 @@ _STDERR_TAIL = 2000
 
 
 class TemplateObjection(RequestError):
-    """Raised if a chat template refuses a conversation, or has an error while it renders one. Exceeding the cap on time
-    or size raises another error."""
+    """Raised if a chat template refuses a conversation, or fails while it renders one. If it takes too much time or
+    memory, or writes too much text, a plain RequestError is raised instead."""
 
 
 class Renderer:
-    """Renders chat templates in a worker process, with caps on time, memory and text size. The process starts at the
-    first call of `render`. Threads may share the object; calls run one at a time.
+    """Renders chat templates in a worker process, which has limits on time, memory and text size. Several threads may
+    call `render`; calls run one at a time. The first call starts the process.
 
-    seconds      the maximum time of one call of `render`
-    characters   the maximum length of one rendered text
+    seconds      the most time for one call of `render`
+    characters   the most characters of one rendered text
     """
 
     def __init__(self, seconds: float = RENDER_SECONDS, characters: int = TEXT_CHARACTERS) -> None:
@@ -47,10 +47,10 @@ class Renderer:
 
         name       where the template comes from, for error messages
         template   the template's text
-        contexts   the template's variables by name, as JSON data
+        contexts   the template's variables for each text, variable -> JSON data
 
-        Raises ArtifactError for an invalid template, TemplateObjection if the template refuses the conversation or has
-        an error, and RequestError if it exceeds the cap on time or size. After an error the renderer can be used again.
+        Raises ArtifactError for an invalid template. Raises TemplateObjection if the template refuses the conversation
+        or fails. Raises RequestError if it takes too much time, memory or text. Later calls work after an error.
         """
         request = {
             "template": template,
@@ -107,8 +107,7 @@ def _exceeded(name: str, what: str, cap: str) -> RequestError:
 
 
 class _Worker:
-    """One worker process, which runs `ingot.runtime.chat.worker`. It is killed when this object is
-    garbage-collected."""
+    """A worker process that runs `ingot.runtime.chat.worker`. It is killed when this object is garbage-collected."""
 
     def __init__(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -130,8 +129,8 @@ class _Worker:
             ) from None
 
     def ask(self, line: bytes, seconds: float) -> bytes:
-        """Send `line`, a request as JSON, and return the reply as JSON. Raises TimeoutError after `seconds`, or
-        EOFError if the process ended."""
+        """Send a request to the process and return its answer. Both are one line of JSON. Raises TimeoutError if the
+        answer takes longer than `seconds`, and EOFError if the process ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)
@@ -158,7 +157,7 @@ class _Worker:
                 return b"".join(pieces)
 
     def close(self) -> int:
-        """End the process and return its exit status."""
+        """Kill the process and return its exit status."""
         self._end()
         return self._process.wait()
 

@@ -17,9 +17,12 @@ _SHIFTED: Final = re.compile("[\U000f0000-\U0010ffff]+")
 
 
 class _Shift(dict[int, int]):
-    """A table for `str.translate` that disguises characters: it replaces a character by one in a private-use plane of
-    Unicode with the same low 16 bits. A character of one private-use plane moves to the other plane. Entries are made
-    on demand."""
+    """A table for `str.translate` that replaces characters by private-use characters of Unicode. The new character has
+    the low 16 bits of the old one.
+
+    White space, quotes, backslashes and control characters are not replaced. A private-use character moves to the other
+    private-use plane. The table computes a character's entry at its first use.
+    """
 
     def __missing__(self, code: int) -> int:
         if chr(code) in _KEPT or chr(code).isspace() or code < 0x20:
@@ -35,10 +38,10 @@ _SHIFT = _Shift()
 
 
 def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
-    """Return a message's text with its characters replaced by private-use characters of Unicode. In the rendered chat,
-    these can be distinguished from the template's own characters.
+    """Return a message's text with its characters replaced by private-use characters of Unicode. In a rendered chat,
+    these show which text comes from the message.
 
-    White space, quotes, backslashes, control characters and the matches of `keep` are not replaced.
+    White space, quotes, backslashes and control characters are not replaced, and neither is text that matches `keep`.
     """
     if keep is None:
         return text.translate(_SHIFT)
@@ -51,9 +54,13 @@ def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
 
 
 def content_spans(text: str, disguised: str) -> list[tuple[int, int]] | None:
-    """Return the spans [begin, end) of `text`, a rendered chat, that come from messages. `disguised` is the same chat,
-    rendered with the characters of messages replaced by `disguise`. Return None if the two texts do not correspond
-    character by character."""
+    """Return the spans [begin, end) of a rendered chat that come from messages.
+
+    text        the rendered chat
+    disguised   the chat rendered from messages that `disguise` has changed
+
+    Return None if the two texts do not correspond character by character.
+    """
     if len(text) != len(disguised):
         return None
     shifted = text.translate(_SHIFT)

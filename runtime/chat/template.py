@@ -25,12 +25,12 @@ _TAG = "<ingot:continue> "
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Options of a chat request, besides its messages.
+    """Options of a chat request.
 
     add_generation_prompt    end the prompt with the header of an assistant's turn
-    continue_final_message   leave the last message open, so that the model continues it
+    continue_final_message   let the model continue the last message
     tools                    JSON schemas of the functions that the model may call
-    variables                further variables for the template, such as {"enable_thinking": False}
+    variables                more variables for the template, such as {"enable_thinking": False}
     """
 
     add_generation_prompt: bool = True
@@ -40,12 +40,11 @@ class ChatOptions:
 
 
 class ChatTemplate:
-    """Renders and encodes chats with the chat templates of a tokenizer folder, so that messages cannot inject control
-    tokens.
+    """Turns conversations into prompts with a model's chat templates. Text in a message cannot become a control token.
 
-    Control tokens are the special tokens, the begin and end tokens, and other added tokens that a template contains.
-    These other added tokens are allowed in an assistant's messages, because a model's own output contains the marks of
-    its reasoning and tool calls.
+    Control tokens are the special tokens, the begin and end tokens, and added tokens that a template contains, such as
+    `<think>`. Assistant messages may contain the last kind, because a model writes such tokens around its reasoning and
+    tool calls.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer, file: Path | None = None) -> None:
@@ -70,8 +69,8 @@ class ChatTemplate:
         self._kept = {control: _kept(added.values(), control) for control in (self._control, self._firm)}
 
     def prompts(self, messages: object, options: ChatOptions) -> list[Prompt]:
-        """Return a prompt for each conversation in `messages`, which is one conversation or a list of them. Raises
-        RequestError for a bad conversation or option, or if the template refuses it."""
+        """Return a prompt for each conversation. `messages` is one conversation or a list of them. Raises RequestError
+        for a bad conversation or option, or if the template refuses a conversation."""
         tools = read_tools(options.tools)
         context = {**self._variables, **self._read_variables(options), "tools": tools}
         conversations = read_conversations(messages)
@@ -126,8 +125,9 @@ class ChatTemplate:
         return Prompt(text, self._control.encode(text, spans))
 
     def _render(self, template: Template, contexts: list[dict[str, Any]]) -> list[str]:
-        """Return two rendered texts, one for each context: the first has the messages, the second has the messages with
-        disguised characters. If the template refuses the disguised messages, return only the first text."""
+        """Render the template once for each of two contexts, and return both texts. The first context has the messages.
+        The second has the messages with characters replaced by `disguise`. If the template refuses these, return only
+        the first text."""
         try:
             return self._renderer.render(template.name, template.source, contexts)
         except TemplateObjection:
@@ -137,11 +137,14 @@ class ChatTemplate:
         return self._firm if message["role"] == "assistant" else self._control
 
     def _disguised(self, value: Any, keep: re.Pattern[str], where: str) -> Any:
-        """Return JSON data, such as a message, with disguised texts: their characters are replaced by private-use
-        characters, so that they can be found in the rendered chat. Matches of `keep` are not replaced.
+        """Return JSON data, such as a message, with the characters of its texts replaced by private-use characters.
+        These characters show in a rendered chat which text comes from a message.
 
-        Keys, and fields such as "role" that templates compare, are not disguised. `where` names the data in errors.
-        Raises RequestError if one of these contains a control token.
+        keep    text that matches this pattern is not replaced
+        where   names the data in errors
+
+        Keys, and fields such as "role" that templates compare, stay as they are. Raises RequestError if one of these
+        contains a control token.
         """
         if isinstance(value, str):
             return disguise(value, keep)
@@ -159,12 +162,15 @@ class ChatTemplate:
     def _refuse_unless_harmless(
         self, conversation: list[Message], tools: object, text: str, other: str | None, name: str
     ) -> None:
-        """Raise RequestError if a message contains the text of a control token, or makes the template write one.
+        """Raise RequestError if a message contains the text of a control token, or makes the template write a control
+        token.
 
-        It is called if the messages' characters cannot be found in the rendered chat `text`: then a control token of a
-        message could not be distinguished from the template's.
+        This is for chats in which the text of messages cannot be located. Control tokens of messages cannot be
+        distinguished there from the template's.
 
-        other   the chat rendered with disguised messages, or None
+        text    the rendered chat
+        other   the chat rendered from messages with characters replaced by `disguise`; None if the template refused
+                these
         name    the template's name, for the error
         """
         hint = f"remove it: the template ({name}) changes messages, so that they cannot be found in the prompt"
@@ -185,12 +191,12 @@ class ChatTemplate:
         everything: bool = False,
         hint: str = "",
     ) -> None:
-        """Raise RequestError if a text in `value`, which is JSON data, contains a control token.
+        """Raise RequestError if a text in `value` contains a control token. `value` is JSON data.
 
-        where        the name of the data in the error
+        where        names the data in the error
         control      the control tokens to look for; None: all of the model's
-        everything   also check the keys of objects
-        hint         what to do, for the error
+        everything   also look in the keys of objects
+        hint         what the caller can do, for the error
         """
         if isinstance(value, str):
             if token := (control or self._control).holds(value):
@@ -210,16 +216,16 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """Return whether the text of an added token is a mark such as `<think>`, and not just words or white space, which a
-    template may contain as ordinary text."""
+    """Return whether an added token is a mark such as `<think>`. A token of only letters, digits, underscores and white
+    space is no mark: templates may contain it as ordinary text."""
     return not re.fullmatch(r"[\w\s]*", token)
 
 
 def _kept(added: Iterable[str], control: ControlTokens) -> re.Pattern[str]:
-    """Return a pattern of the tokens in `added` that must not be disguised in messages, because templates search for
-    them, such as `</think>`.
+    """Return a pattern of added tokens that `disguise` must not replace in messages, because templates search for them.
+    An example is `</think>`.
 
-    It matches no token of `control`, and no token that contains one or overlaps one.
+    The pattern leaves out the tokens of `control`, and tokens that contain or overlap one of them.
     """
     joined = "\0".join(control.tokens)
     begins = {text[:size] for text in control.tokens for size in range(1, len(text))}
@@ -239,11 +245,11 @@ def _tagged(message: Message) -> Message:
 
 
 def _cut(text: str, name: str) -> str:
-    """Return the rendered chat `text` up to the end of its last message, so that the model continues that message. A
-    tag was appended to the message before rendering, to find its end.
+    """Return a rendered chat up to the end of its last message, so that the model continues that message. `_tagged` has
+    put a tag at that end.
 
-    If the template trimmed the message, trim the result too. Raises RequestError, which names the template `name`, if
-    there is no tag.
+    If the template trimmed the message, trim the result too. Raises RequestError if the tag is missing. `name` is the
+    template's name, for the error.
     """
     begin = text.rfind(_TAG.strip())
     if begin < 0:

@@ -33,15 +33,15 @@ MESSAGE_CHARACTERS = 500
 
 
 class Refused(jinja2.TemplateError):
-    """Raised if a template calls `raise_exception`, by which a template refuses a conversation."""
+    """Raised if a template calls `raise_exception`. Templates call it to refuse a conversation."""
 
 
 class TooLong(Exception):
-    """Raised if a rendered text grows past the request's cap on characters."""
+    """Raised if a rendered text has more characters than the request allows."""
 
 
 class Generation(Extension):
-    """The template tag {% generation %}, which marks the assistant's text for training. It does not change the text."""
+    """The template tag {% generation %}, which marks the assistant's text for training. The text stays unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class has it so
 
@@ -56,8 +56,8 @@ class Generation(Extension):
 
 
 class DictMaker:
-    """Replaces Python's `dict` in templates: `dict(...)` and `dict.fromkeys(...)` work, other attributes of the class
-    cannot be reached."""
+    """Replaces Python's `dict` in templates. `dict(...)` and `dict.fromkeys(...)` work; other attributes of `dict` are
+    hidden."""
 
     def __call__(self, *arguments: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*arguments, **fields)
@@ -67,8 +67,8 @@ class DictMaker:
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace object, which refuses names that begin with an underscore, because these have special meanings
-    in Python."""
+    """Jinja's namespace object, restricted: it refuses names that begin with an underscore. Such names have special
+    meanings in Python."""
 
     def __init__(*arguments: Any, **fields: Any) -> None:  # `self` may be one of the fields
         self, *rest = arguments
@@ -88,8 +88,8 @@ def _check_name(name: object) -> None:
 
 
 def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """Return a sandboxed Jinja environment with the whitespace rules, tags, filters and functions that transformers
-    offers to chat templates. `now` is the current time, for templates that print the date."""
+    """Return a sandboxed Jinja environment for chat templates. Its tags, filters, functions and handling of white space
+    are those of transformers. `now` is the current time, for templates that print the date."""
 
     def raise_exception(message: object) -> None:
         raise Refused(str(message))
@@ -116,8 +116,8 @@ def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
 
 
 def render(template: jinja2.Template, context: Mapping[str, Any], characters: int) -> str:
-    """Return the template's text for the variables in `context`. Raises TooLong once the text has more than
-    `characters` characters, so that an endless template stops."""
+    """Return the text that the template makes from the variables in `context`. Raises TooLong at more than `characters`
+    characters, so that an endless template stops."""
     pieces: list[str] = []
     left = characters
     for piece in template.generate(context):
@@ -159,8 +159,8 @@ def answers(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Let the operating system kill this process after `seconds` more of CPU time. That stops an endless loop even if
-    the parent process, which enforces the cap on time, is gone."""
+    """Let the operating system kill this process after about `seconds` more of CPU time. This stops an endless loop if
+    the parent process is gone and cannot kill it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     # Whole seconds, plus one, so that the parent's timeout comes first.

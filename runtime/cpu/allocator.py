@@ -10,8 +10,8 @@ from ingot.runtime.cpu import shared_tail
 
 
 class HostAllocator:
-    """Allocates CPU memory for weights and states (tensors that are kept between steps). Zeroed memory takes no
-    physical memory until it is written. That saves memory, because a KV cache is rarely full."""
+    """Allocates CPU memory for weights, and for states such as KV caches. The memory is zero. It takes no physical
+    memory until it is written, so a KV cache that is rarely full takes little."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape) * dtype.itemsize

@@ -22,8 +22,8 @@ from ingot.runtime.token_counts import recount
 
 @dataclass(frozen=True)
 class CpuStepHandle:
-    """The handle of a step that has completed: the name of its bucket class (a range of step sizes that shares one
-    compiled plan), and its outputs by name."""
+    """The handle of a completed step. `outputs` has its outputs by name. `bucket` is the name of its bucket class (a
+    range of step sizes with one compiled plan)."""
 
     bucket: str
     outputs: dict[str, torch.Tensor]
@@ -45,18 +45,10 @@ class CpuStepHandle:
 
 
 class CpuExecutor(Executor):
-    """Runs a plan on a CPU, with one set of weights, executables and states. The plan was checked by `check_plan`.
+    """Runs a plan on a CPU. `Executor` describes the arguments. If `states` is None, it allocates states.
 
-    params        every weight by name
-    executables   the compiled functions of regions (fused calls) and single calls, by executable id
-    sizes         the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots of
-                  convolution and scan states)
-    libraries     the functions of each backend's kernel library, by backend and op
-    states        KV caches and other tensors that are kept between steps, by name, if another plan shares them;
-                  default: new ones
-
-    Raises ArtifactError if a weight does not fit the plan's dtype, shape or strides; OptionError if there is no memory
-    for the states.
+    Raises ArtifactError if a weight has another dtype, shape or strides than in the plan. Raises OptionError if there
+    is no memory for the states.
     """
 
     captured: Captured = NOTHING_CAPTURED
@@ -79,9 +71,11 @@ class CpuExecutor(Executor):
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
-        """Run a step on `inputs` and return its handle. If some inputs are late (known only later, and read only by the
-        ending, such as sampling), run only the forward pass. The caller then fills the late inputs and calls the
-        handle's `finish`, which runs the ending.
+        """Run a step on `inputs` and return its handle.
+
+        Inputs are late if only the ending (such as sampling) reads them, and the host does not know them yet. With late
+        inputs, only the forward pass runs. The caller fills them and calls the handle's `finish`, which runs the
+        ending.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
         """
@@ -108,7 +102,7 @@ class CpuExecutor(Executor):
         """Do nothing: there are no CUDA graphs on a CPU."""
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Return False: a CPU has no work to do in advance while it is idle."""
+        """Do nothing and return False: on a CPU there is no work to do in advance."""
         return False
 
     def synchronize(self) -> None:
@@ -117,10 +111,10 @@ class CpuExecutor(Executor):
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Run torch's own ops on `count` threads inside the `with` block.
+    """Run torch's own ops on `count` threads inside the `with` block. Kernels of backend libraries have other threads.
 
-    A step of few tokens is better on one thread: OpenMP barriers wait for every thread, which on a busy machine costs
-    one time slice of the operating system per op. Kernels of backend libraries have their own threads.
+    One thread is best for a step of few tokens. With several, every op waits for all of them (an OpenMP barrier). On a
+    busy machine, that can cost a time slice of the operating system.
     """
     before = torch.get_num_threads()
     if before == count:

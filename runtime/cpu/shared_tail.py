@@ -12,16 +12,16 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def granularity() -> int | None:
-    """Return the smallest unit of memory, in bytes, that several address ranges can share; None on a system where they
-    cannot share memory (no memfd_create)."""
+    """Return the smallest unit of memory, in bytes, that several address ranges can share. Return None if this system
+    cannot share memory (it lacks memfd_create)."""
     return mmap.PAGESIZE if hasattr(os, "memfd_create") else None
 
 
 def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` zeroed u8 tensors of `own` + `tail` bytes. The first `own` bytes of each are its own memory; the
-    last `tail` bytes are the same memory in all of them.
+    """Return `count` zeroed u8 tensors of `own` + `tail` bytes. The first `own` bytes of each tensor are separate
+    memory. The last `tail` bytes are shared by all tensors.
 
-    The memory lives as long as a tensor that uses it. Raises MemoryError.
+    Memory is freed when no tensor uses it. Raises MemoryError.
     """
     try:
         shared = os.memfd_create("ingot-scratch")
@@ -35,8 +35,8 @@ def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
 
 
 def _range(own: int, tail: int, shared: int) -> torch.Tensor:
-    """Return a tensor of `own` bytes of new memory, followed by the `tail` bytes of the file descriptor `shared`. The
-    memory is unmapped once nothing refers to the tensor."""
+    """Return a u8 tensor of `own` bytes of new memory, followed by `tail` bytes of shared memory. `shared` is the file
+    descriptor of the shared memory. The memory is unmapped when no tensor uses it."""
     memory = mmap.mmap(-1, own + tail, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     function = ctypes.CDLL(None, use_errno=True).mmap

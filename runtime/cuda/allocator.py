@@ -10,8 +10,8 @@ from ingot.runtime.cuda import shared_tail
 
 
 class DeviceAllocator:
-    """Allocates memory of the GPU `device` for weights and states, through torch's allocator. Tensors that share a part
-    of their memory are mapped by the CUDA driver instead. Zeros are written on the current stream."""
+    """Allocates memory of the GPU `device`, for weights and for states such as KV caches. The memory comes from torch's
+    allocator, or from the CUDA driver for tensors that share a part of it. Zeros are written on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,8 +34,8 @@ class DeviceAllocator:
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """Turn an out-of-memory error inside the `with` block into a MemoryError that says how much memory of the GPU
-        is free."""
+        """Turn an out-of-memory error inside the `with` block into a MemoryError. It says how much memory of the GPU is
+        free."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:

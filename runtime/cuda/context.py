@@ -6,10 +6,8 @@ from ingot.ir.errors import TargetError
 
 
 def start(device: torch.device) -> None:
-    """Create the CUDA context, which takes some tenths of a second, and the cuBLAS handle for the first matmul.
-
-    Raises TargetError if the GPU exists and cannot be used.
-    """
+    """Create the CUDA context and the cuBLAS handle now, so that the first matmul does not wait for them. This takes
+    some tenths of a second. Raises TargetError if the GPU exists and cannot be used."""
     try:
         torch.empty(1, device=device)
         torch.cuda.synchronize(device)  # makes the context current in this thread too, as cuBLAS requires

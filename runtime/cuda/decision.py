@@ -16,15 +16,12 @@ GraphKind = Literal["decode", "prompts"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How to compute a step: the bucket class (a range of step sizes that shares one compiled plan), the sizes to pad
-    the step to, and whether a CUDA graph replays it.
+    """How to compute a step. If several ranks (devices) follow one decision, they run the same code on the same sizes.
 
-    bucket   the name of the bucket class
+    bucket   the name of the bucket class (a range of step sizes with one compiled plan)
     sizes    the sizes to pad the step to; None: do not pad it
-    graph    the kind of CUDA graph that replays the step at these sizes, captured first if needed; None: launch the
-             instructions one by one
-
-    Ranks that follow equal decisions run the same code on the same sizes.
+    graph    the kind of CUDA graph that replays the step at these sizes; it is captured first if needed. None: launch
+             the instructions one by one
     """
 
     bucket: str
@@ -33,12 +30,12 @@ class Decision:
 
 
 class Decider:
-    """Decides for each step of a plan whether a CUDA graph replays it, and to which sizes it is padded. Decisions
-    depend on the sizes of this step and of earlier steps on this rank.
+    """Decides for each step whether a CUDA graph replays it, and to which sizes it is padded. Decisions depend on the
+    sizes of this step and of earlier steps.
 
-    decode    all sizes of decode steps for which a CUDA graph can be captured, each with the plan of its bucket class
-              (range of step sizes that shares one compiled plan)
-    prompts   all sizes of prompt steps for which a CUDA graph can be captured, each with the plan of its bucket class
+    plan      the plan of the steps
+    decode    the decode steps that can be captured as CUDA graphs: sizes -> instructions
+    prompts   the prompt steps that can be captured as CUDA graphs: sizes -> instructions
     capture   when to capture graphs of decode steps
     """
 
@@ -59,14 +56,15 @@ class Decider:
     def decide(
         self, step: StepSizes, most: int, decode: Collection[StepSizes], prompts: Collection[StepSizes]
     ) -> Decision:
-        """Return how to compute a step of these sizes, and remember the step for later decisions.
+        """Return how to compute a step, and remember the step for later decisions.
 
         step      the sizes of the step
         most      the most tokens of one sequence in the step
         decode    the sizes of decode steps for which a CUDA graph has been captured
         prompts   the sizes of prompt steps for which a CUDA graph has been captured
 
-        Raises InternalError if no bucket class (range of step sizes) contains the step.
+        Raises InternalError if the step is too large for every bucket class (range of step sizes with one compiled
+        plan).
         """
         if (size := self.decode.serving(step, most, decode)) is not None:
             return self._by_decode[size]
@@ -75,18 +73,24 @@ class Decider:
         return self.without_graph(step, most)
 
     def without_graph(self, step: StepSizes, most: int) -> Decision:
-        """Return how to compute a step without a CUDA graph. `most` is the most tokens of one sequence in it. Later
-        decisions do not depend on this call. Raises InternalError if no bucket class (range of step sizes) contains the
-        step."""
+        """Return how to compute a step without a CUDA graph. Later decisions do not depend on this call.
+
+        step   the sizes of the step
+        most   the most tokens of one sequence in the step
+
+        Raises InternalError if the step is too large for every bucket class (range of step sizes with one compiled
+        plan).
+        """
         if (served := bucket_serving(self._plan, step.T, most)) is None:
             raise no_bucket([one.bucket for one in self._plan.buckets], step.T, most)
         return Decision(served.bucket.name, self.padded(served.bucket, step))
 
     def padded(self, bucket: BucketClass, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step to that runs without a CUDA graph; None: do not pad it.
+        """Return the sizes to pad a step to if it runs without a CUDA graph; None: do not pad it.
 
-        They are the sizes of the graph that may replay such steps once it is captured. So results are equal with and
-        without the graph, although libraries may round differently at another size.
+        A CUDA graph of these sizes may replay such steps later. Libraries may round differently at different sizes. So
+        steps with and without the graph have equal sizes, and equal results. `bucket` is the step's bucket class (a
+        range of step sizes with one compiled plan).
         """
         if has_few_tokens(bucket):
             return None

@@ -27,10 +27,10 @@ _PAUSE_S = 0.005
 
 
 class EarlyContext:
-    """Creates the CUDA context of the first visible GPU, torch's default GPU, in a thread, while the main thread
-    imports torch.
+    """Creates the CUDA context of the first visible GPU in a thread, while the main thread imports torch. torch uses
+    that GPU by default.
 
-    `phases` records the seconds for the context as "context", and those for the first cuBLAS handle as "cublas".
+    `phases` records the seconds of two phases: "context", and "cublas" for the first cuBLAS handle.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -41,8 +41,8 @@ class EarlyContext:
         self._thread.start()
 
     def imported(self) -> None:
-        """Tell the thread that the import of torch has ended, with success or not, so that it stops waiting for torch's
-        libraries."""
+        """Tell the thread that the import of torch has ended, so that it stops waiting for torch's libraries. Call it
+        even if the import failed."""
         self._imported.set()
 
     def wait(self) -> None:
@@ -66,17 +66,17 @@ class EarlyContext:
 
 
 def begin_context(phases: Phases) -> EarlyContext | None:
-    """Start creating the CUDA context of the first GPU in a thread, to save time while the caller imports torch next.
-    Return the thread's handle; None if torch is already imported, because it may use another GPU than the first.
+    """Start to create the CUDA context of the first GPU in a thread, and return the thread's handle. The caller then
+    imports torch at the same time.
 
-    `phases` records how long the parts take.
+    Return None if torch is imported already: it may use another GPU. `phases` records how long the parts take.
     """
     return None if "torch" in sys.modules else EarlyContext(phases)
 
 
 def torch_cuda_library() -> Path | None:
-    """Return the path of torch's library of CUDA kernels, without importing torch; None if torch is built without
-    CUDA."""
+    """Return the path of torch's library of CUDA kernels. torch is not imported for it. Return None if torch is built
+    without CUDA."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -88,8 +88,8 @@ def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
     """Wait until other code has loaded a library and its dependencies, and return the library's handle. Return None if
     the event `given_up` is set first.
 
-    The dynamic loader waits for a thread that is loading libraries. Calling `dlopen` as a foreign function releases the
-    GIL. `ctypes.CDLL` would keep it, and the loading thread may need it.
+    Calls `dlopen` as a foreign function, because that releases the GIL. `ctypes.CDLL` would hold it. The thread that
+    loads the library may need the GIL, and `dlopen` waits for that thread.
     """
     dlopen: Any = ctypes.CDLL(None).dlopen
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
@@ -102,15 +102,15 @@ def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
 
 
 def make_context(handle: int) -> bool:
-    """Create the CUDA context of the first GPU. `handle` is the handle of a loaded library that links the CUDA runtime.
-    Return whether that worked."""
+    """Create the CUDA context of the first GPU, and return whether that worked. `handle` is a loaded library that links
+    the CUDA runtime."""
     # Even freeing a null pointer creates the context (CUDA Runtime API, "Initialization").
     return _call(handle, "cudaFree", None) == 0
 
 
 def start_cublas(handle: int) -> bool:
-    """Make cuBLAS load its kernels now, by creating and destroying a cuBLAS handle. `handle` is the handle of a loaded
-    library that links cuBLAS. Return whether that worked."""
+    """Make cuBLAS load its kernels now, and return whether that worked. This creates and destroys a cuBLAS handle.
+    `handle` is a loaded library that links cuBLAS."""
     made = ctypes.c_void_p()
     if _call(handle, "cublasCreate_v2", ctypes.byref(made)) != 0:
         return False
@@ -118,7 +118,7 @@ def start_cublas(handle: int) -> bool:
 
 
 def _call(handle: int, function: str, *arguments: Any) -> int | None:
-    """Call a C function by name, in the loaded library `handle` or its dependencies, without the GIL. Return its
-    status, 0 for success; None if there is no such function."""
+    """Call a C function by name, without the GIL, and return its status: 0 for success. Return None if there is no such
+    function. `handle` is a loaded library; its dependencies are searched too."""
     found: Any = getattr(ctypes.CDLL("", handle=handle), function, None)
     return None if found is None else int(found(*arguments))

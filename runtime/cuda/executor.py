@@ -38,20 +38,13 @@ _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
 class CudaExecutor(Executor):
-    """Runs a plan on a GPU, with one set of weights, executables and states. The plan was checked by `check_plan`.
+    """Runs a plan on a GPU. `Executor` describes the other arguments.
 
-    params        every weight by name
-    executables   the compiled functions of regions (fused calls) and single calls, by executable id
-    sizes         the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots of
-                  convolution and scan states)
-    libraries     the functions of each backend's kernel library, by backend and op
-    states        KV caches and other tensors that are kept between steps, by name, if another plan shares them;
-                  default: new ones
-    context       the device of all tensors, and the CUDA stream on which steps run in launch order; executors that
-                  share states share one context
-    capture       when to capture CUDA graphs; "none": launch every step instruction by instruction
-    strict        for debugging: before each replay of a graph, check that all tensors are at the captured addresses,
-                  and that no caller still holds an output that the replay overwrites
+    context   the device of all tensors, and the CUDA stream on which steps run; executors that share states share one
+              context
+    capture   when to capture CUDA graphs; "none": launch all steps instruction by instruction
+    strict    for debugging: make two checks before each replay of a graph. All tensors must be at the captured
+              addresses. No caller may still hold an output that the replay overwrites
     """
 
     def __init__(
@@ -105,8 +98,8 @@ class CudaExecutor(Executor):
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which are on the host, and return its handle without waiting. It is a LateStep if
-        some inputs are known only later: the caller then fills them and calls `finish`.
+        """Start a step on `inputs`, which are on the host, and return its handle without waiting. If some inputs are
+        known only later, the handle is a LateStep. The caller then fills these inputs and calls its `finish`.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
 
@@ -115,12 +108,15 @@ class CudaExecutor(Executor):
         return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
 
     def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
-        """Decide how to compute a step on `inputs`: which sizes to pad it to, and which CUDA graph replays it, if any.
-        Do not launch or capture anything. The decision depends on the sizes of this step and of earlier steps on this
-        rank.
+        """Decide how to compute a step on `inputs`, without launching or capturing anything. The decision says which
+        sizes to pad to, and which CUDA graph replays the step, if any. It depends on the sizes of this step and of
+        earlier steps.
 
-        A `watched` step (with a debugging hook) runs its instructions one by one, and does not affect later decisions.
-        Raises InternalError if no bucket class (range of step sizes that shares one compiled plan) contains the step.
+        watched   the step has a debugging hook: it runs its instructions one by one, and later decisions do not depend
+                  on it
+
+        Raises InternalError if the step is too large for every bucket class (range of step sizes with one compiled
+        plan).
         """
         step = self._sizes(inputs)
         if step is None:
@@ -134,15 +130,15 @@ class CudaExecutor(Executor):
     def execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, and return its handle without waiting. It is a LateStep if some inputs are known
-        only later: the caller then fills them and calls `finish`.
+        """Start a step on `inputs`, which are on the host, and return its handle without waiting. If some inputs are
+        known only later, the handle is a LateStep. The caller then fills these inputs and calls its `finish`.
 
-        decided   how to compute the step, as decided by this rank or by another rank with the same plan
+        decided   how to compute the step; another rank (device) with the same plan may have decided it
         watch     a debugging hook: called with each instruction in place of running it; returns the instruction's
                   result
 
-        Raises StepMemoryError if the GPU has no memory for the step, and InternalError if the decision does not fit the
-        step or the plan.
+        Raises StepMemoryError if the GPU has no memory for the step. Raises InternalError if the decision does not fit
+        the step or the plan.
         """
         try:
             with torch.cuda.stream(self._stream):
@@ -168,7 +164,7 @@ class CudaExecutor(Executor):
         return self._launched(inputs, step, decided, watch, returns_logprobs)
 
     def _returns_logprobs(self, inputs: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether a request needs log-probabilities of the step on these inputs."""
+        """Return whether a request needs log-probabilities from the step with these inputs."""
         if "logprob_ids" not in self.plan.outputs:
             return False
         if isinstance(inputs, StepInputs):
@@ -183,11 +179,12 @@ class CudaExecutor(Executor):
         watch: Watch | None,
         returns_logprobs: bool,
     ) -> CudaStepHandle | LateStep:
-        """Launch the instructions of a step one by one, without a CUDA graph, and return the step's handle: a LateStep
-        if some inputs are filled only later.
+        """Launch the instructions of a step one by one, without a CUDA graph, and return the step's handle. If some
+        inputs are filled only later, it is a LateStep.
 
-        step               the sizes of the step; None if `inputs` lacks an input that has one of them
-        decided            the bucket class (range of step sizes that shares one compiled plan), and the sizes to pad to
+        inputs             the step's inputs on the host, by name
+        step               the sizes of the step; None if the inputs do not show all of them
+        decided            the bucket class (range of step sizes with one compiled plan), and the sizes to pad to
         watch              a debugging hook: called with each instruction in place of running it; returns the
                            instruction's result
         returns_logprobs   copy log-probabilities to the host
@@ -228,24 +225,24 @@ class CudaExecutor(Executor):
         return LateStep(decided.bucket, end_late)
 
     def capture(self, rows: int) -> None:
-        """Capture a CUDA graph for decode steps with batch size `rows`. Do nothing if the graph exists, or if no graph
+        """Capture a CUDA graph for decode steps of batch size `rows`. Do nothing if the graph exists, or if no graph
         can run such steps. Running steps are not disturbed. Raises OptionError if there is no memory for the graph."""
         with torch.cuda.stream(self._stream), self._memory_errors(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Capture every CUDA graph that this executor may ever replay and that does not exist yet. Raises OptionError
-        if there is no memory for one."""
+        """Capture all CUDA graphs that steps may replay and that do not exist yet. Raises OptionError if there is no
+        memory for one."""
         with torch.cuda.stream(self._stream), self._memory_errors("the captured graphs"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
     def warm_up(self) -> None:
-        """Run the code of prompt steps on padding tokens, so that the first prompt does not wait for setup.
+        """Run prompt steps of padding tokens, so that the first prompt does not wait for setup.
 
-        This loads kernels, initializes libraries and allocates memory for the largest step. It does not change the KV
-        cache or other states, and the weights need not be loaded yet. Raises OptionError if there is no memory for the
-        largest step.
+        This loads kernels, initializes libraries and allocates memory for the largest step. KV caches and other states
+        do not change, and the weights need not be loaded yet. Raises OptionError if there is no memory for the largest
+        step.
         """
         with torch.cuda.stream(self._stream):
             for bucket in self._buckets:
@@ -265,8 +262,8 @@ class CudaExecutor(Executor):
             self._unseen.remove(inputs.sizes.T)
 
     def _run_unseen(self) -> bool:
-        """Run one step of padding tokens and wait for it, so that libraries prepare for its size. Choose a size that no
-        step has had and that no CUDA graph can replay. Return False if there is no such size left."""
+        """Run one step of padding tokens, so that libraries prepare for its size, and wait for it. No step has had that
+        size, and no CUDA graph can replay it. Return False if no such size is left."""
         if not self._unseen:
             return False
         tokens = self._unseen[0]
@@ -276,9 +273,8 @@ class CudaExecutor(Executor):
 
     @contextmanager
     def _memory_errors(self, what: str) -> Iterator[None]:
-        """Turn an out-of-memory error inside the `with` block into an OptionError. `what` says in the error what needed
-        the memory. Such an error is unexpected, because the memory was reserved when the size of the KV cache was
-        computed."""
+        """Turn an out-of-memory error inside the `with` block into an OptionError. `what` names in the error what
+        needed the memory. The error means that another process took memory that was reserved."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -290,10 +286,11 @@ class CudaExecutor(Executor):
             ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Do one piece of work in advance while the host is idle for `seconds`: capture a CUDA graph, or initialize
-        libraries for one step size. Running steps are not disturbed.
+        """Do one piece of work for later steps while the host is idle: capture a CUDA graph, or initialize libraries
+        for one step size. Running steps are not disturbed.
 
-        Return False if nothing is left to do that fits into that time, or if memory is short.
+        `seconds` is how long the host is idle. Return False if no work is left that fits into this time, or if memory
+        is short.
         """
         if not self._ahead:
             return False
@@ -307,22 +304,22 @@ class CudaExecutor(Executor):
                 return False
 
     def synchronize(self) -> None:
-        """Wait for all launched steps, including those of other executors on the same CUDA stream, such as a draft
+        """Wait for all launched steps. These include steps of other executors on the same CUDA stream, such as a draft
         model's."""
         self._stream.synchronize()
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Start copying inputs to the GPU, and return the copies by name. Inputs that are views of one buffer take only
-        one copy."""
+        """Start to copy the inputs of a step to the GPU, and return the copies by name. If the inputs are views of one
+        buffer, this is a single copy."""
         if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
     def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes | None:
-        """Return the sizes of a step with these inputs: tokens (T), sequences, rows of logits, pages. For a program
-        that takes no tokens, T is the number of sequences.
+        """Return the sizes of a step: tokens, sequences, rows of logits, pages. A program without tokens has all of
+        them but the pages equal to the number of sequences.
 
-        Return None if `inputs` lacks inputs that CUDA graphs need, as in some programs other than the main model.
+        Return None if `inputs` does not show these sizes, as in some programs other than the main model.
         """
         if isinstance(inputs, StepInputs):
             step = inputs.sizes

@@ -9,17 +9,15 @@ from ingot.runtime.step_outputs import VECTORS
 
 
 class CudaStepHandle:
-    """The handle of a launched step. Its results can be read once the GPU has computed them. `bucket` is the name of
-    the bucket class (range of step sizes that shares one compiled plan) that runs it.
+    """The handle of a launched step. Methods that read results wait until the GPU has computed them.
 
+    bucket             the name of the bucket class that runs the step (a range of step sizes with one compiled plan)
     outputs            the step's outputs on the GPU, by name
-    read               a function that returns the values of an output that was copied to the host, by its name; called
-                       after `done`
-    done               an event that the constructor records on the current stream; every method that reads results
-                       waits for it
-    returns_logprobs   whether the step computes log-probabilities that a request needs
-    lend               called with `outputs` when a caller takes them. It returns the tensors to hand out. Those of a
-                       CUDA graph are valid until the next step
+    read               a function from an output's name to its values on the host; called after `done`
+    done               an event that the constructor records on the current stream
+    returns_logprobs   whether a request needs log-probabilities from the step
+    lend               a function from `outputs` to the tensors that a caller may use. Those of a CUDA graph are valid
+                       until the next step
     """
 
     def __init__(
@@ -43,28 +41,28 @@ class CudaStepHandle:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name, on the GPU. Waits for the step, so that the caller may use them on any stream. Outputs
-        of a CUDA graph are valid until the next step is launched."""
+        """All outputs by name, on the GPU. Reading this waits for the step, so the caller may use the outputs on any
+        stream. Outputs of a CUDA graph are valid until the next step is launched."""
         self._done.synchronize()
         return self._lend(self._outputs)
 
     def finish(self) -> None:
-        """Do nothing: the whole step has been launched, with its ending (such as sampling)."""
+        """Do nothing: the whole step has been launched, including its last part, such as sampling."""
 
     def tokens(self) -> list[int]:
-        """Wait for the step and return the sampled token of each row of logits; -1 for non-finite logits."""
+        """Wait for the step and return the sampled token of each row of logits. -1 means that the logits were not
+        finite."""
         self._done.synchronize()
         return self._read("tokens")
 
     def rejected(self) -> list[int]:
-        """Wait for the step and return one number for each sequence: how many of its last tokens in the step were
-        rejected. They are rejected drafts, or with block diffusion a block that was not accepted."""
+        """Wait for the step and return, for each sequence, how many of its last tokens in the step were rejected. They
+        are draft tokens, or with block diffusion a block that was not accepted."""
         self._done.synchronize()
         return self._read("rejected")
 
     def logprobs(self) -> OutputLogprobs:
-        """Wait for the step and return its log-probabilities. `row` of the result returns those of one row of
-        logits."""
+        """Wait for the step and return its log-probabilities; `row(i)` of the result has those of row i of logits."""
         self._done.synchronize()
         return OutputLogprobs(self._copies["logprob_ids"], self._copies["logprobs"], self._copies["ranks"])
 

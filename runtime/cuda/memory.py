@@ -20,9 +20,9 @@ _GRAPH = 8 << 20
 def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granularity: int | None = None) -> ServingMemory:
     """Return how much memory the GPU `device` has now for serving `plans`.
 
-    graphs        whether steps are captured as CUDA graphs, which need memory too
-    granularity   the smallest unit, in bytes, in which several address ranges can share memory of the GPU; None: they
-                  cannot share memory
+    graphs        whether steps are captured as CUDA graphs; graphs need memory too
+    granularity   the smallest unit of GPU memory, in bytes, that several address ranges can share; None: they cannot
+                  share memory
     """
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch's allocator
@@ -32,20 +32,21 @@ def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granulari
 def serving_memory(
     free: int, total: int, plans: Plans, graphs: Gpu | None, granularity: int | None = None
 ) -> ServingMemory:
-    """Return how much memory there is for serving `plans` on a GPU. The GPU has `total` bytes, and `free` bytes are
-    free now.
+    """Return how much memory a GPU has for serving `plans`.
 
-    graphs        the GPU, if steps are captured as CUDA graphs, which need memory too; None: they are not
-    granularity   the smallest unit, in bytes, in which several address ranges can share memory of the GPU; None: they
-                  cannot share memory
+    free          the bytes that are free now
+    total         all bytes of the GPU
+    graphs        the GPU, if steps are captured as CUDA graphs, which need memory too; None: no graphs
+    granularity   the smallest unit of GPU memory, in bytes, that several address ranges can share; None: they cannot
+                  share memory
     """
     unplanned = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), unplanned=unplanned, granularity=granularity)
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:
-    """Return how many bytes all CUDA graphs of a plan need on `gpu`: activations and outputs, in one memory that all
-    graphs share, and for each graph its inputs and the driver's memory."""
+    """Return how many bytes all CUDA graphs of a plan need on `gpu`. All graphs share one memory for activations and
+    outputs. Each graph also needs memory for its inputs and for the driver."""
     decode, prompts = decode_steps(plan), prompt_steps(plan, gpu)
     # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))

@@ -15,8 +15,8 @@ from ingot.ir.errors import InternalError
 
 
 def granularity(device: torch.device) -> int | None:
-    """Return the smallest unit of memory, in bytes, that several address ranges of a GPU can share; None on a GPU
-    without virtual memory management. Raises InternalError if a driver call fails."""
+    """Return the smallest unit of memory, in bytes, that several address ranges of a GPU can share. Return None for a
+    GPU without virtual memory management. Raises InternalError if a driver call fails."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -28,11 +28,11 @@ def granularity(device: torch.device) -> int | None:
 
 
 def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` zeroed u8 tensors of `own` + `tail` bytes on a GPU. The first `own` bytes of each are its own
-    memory; the last `tail` bytes are the same memory in all of them.
+    """Return `count` zeroed u8 tensors of `own` + `tail` bytes on a GPU. The first `own` bytes of each tensor are
+    separate memory. The last `tail` bytes are shared by all tensors.
 
-    Both sizes must be multiples of `granularity(device)`. The current stream writes the zeros. The memory lives as long
-    as a tensor that uses it. Raises MemoryError, or InternalError for other driver errors.
+    Both sizes must be multiples of `granularity(device)`. The current stream writes the zeros. Memory is freed when no
+    tensor uses it. Raises MemoryError, or InternalError for other driver errors.
     """
     from cuda.bindings import driver
 
@@ -51,10 +51,11 @@ def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> l
 
 
 class _Range:
-    """An address range of the GPU: `own` bytes of new memory, followed by the `tail` bytes of memory `shared`. torch
-    can make a tensor from it (CUDA Array Interface, version 3).
+    """An address range of the GPU: `own` bytes of new memory, then `tail` bytes of shared memory. `shared` is the
+    driver's handle of the shared memory.
 
-    The tensor keeps this object alive. Once it is gone, the range is unmapped and its addresses are freed.
+    torch can make a tensor from this object (CUDA Array Interface, version 3). The tensor keeps it alive. The range is
+    unmapped and its addresses are freed when the object is garbage-collected.
     """
 
     def __init__(self, device: torch.device, own: int, tail: int, shared: Any) -> None:
@@ -93,8 +94,8 @@ class _Range:
 
 
 def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple[int, int]]) -> None:
-    """Unmap the `size` bytes of addresses from `address` on once all kernels have finished, and free these addresses.
-    `mapped` has (address, size) of each part that is mapped to memory."""
+    """Unmap an address range and free its addresses, after all kernels have finished. The range has `size` bytes from
+    `address` on. `mapped` has (address, size) of each part that is mapped to memory."""
     from cuda.bindings import driver
 
     try:
@@ -107,8 +108,8 @@ def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple
 
 
 def _create(size: int, device: torch.device) -> Any:
-    """Allocate `size` bytes of GPU memory and return the driver's handle of them. If the GPU has too little free
-    memory, free what torch's allocator caches and try again."""
+    """Allocate `size` bytes of GPU memory and return the driver's handle of the memory. If too little is free, empty
+    the cache of torch's allocator and try again."""
     from cuda.bindings import driver
 
     try:
@@ -119,7 +120,7 @@ def _create(size: int, device: torch.device) -> Any:
 
 
 def _on(device: torch.device) -> Any:
-    """Return the properties that the driver's allocation calls need for memory on the GPU `device`."""
+    """Return the driver's description of memory on the GPU `device`, for calls that allocate memory."""
     from cuda.bindings import driver
 
     properties = driver.CUmemAllocationProp()

@@ -33,14 +33,15 @@ ALIGNMENT = 256
 
 
 class WeightCopy:
-    """Copies all weights of an artifact to a GPU. The constructor allocates them, as `tensors` by name; `run` copies
+    """Copies all weights of an artifact to a GPU. The constructor allocates them as `tensors`, by name. `run` copies
     their values.
 
-    context   the GPU, its allocator, and the rank: of a weight that is sharded, only this rank's shard is copied
+    context   the GPU, its allocator, and the rank (this device, if there are several). Of a sharded weight, only the
+              shard of the rank is copied
     verify    compare the digests of the copied bytes with the manifest
     threads   number of threads that read, hash and copy; default: one per core that this process may use, at most 16
 
-    There is one allocation per file, and each weight starts at a multiple of 256 bytes. Raises ArtifactError if
+    Each file has one allocation, in which each weight starts at a multiple of 256 bytes. Raises ArtifactError if
     weights.json is wrong; OptionError if the GPU has no memory for the weights.
     """
 
@@ -84,8 +85,8 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes [begin, end) of a weight file that are copied together. `target` is their offset in the GPU allocation for
-    that file."""
+    """Bytes [begin, end) of a weight file that are copied together. `target` is the offset of their copy in the file's
+    GPU allocation."""
 
     begin: int
     end: int
@@ -94,10 +95,11 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of a file's weights in the GPU allocation for that file, which has `size` bytes.
+    """Where the weights of one file are in the file's GPU allocation.
 
     spans     the ranges of bytes to copy, in file order
-    offsets   the offset of each weight in the allocation, by its place (file, offset and size) in the artifact
+    offsets   the offset of each weight in the allocation; the key is its place (file, offset, size) in the artifact
+    size      the bytes of the allocation
     """
 
     spans: tuple[_Span, ...]
@@ -107,8 +109,12 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Job:
-    """One unit of work of a copying thread: a chunk of a weight file, where that file's weights are in the GPU
-    allocation, and the allocation."""
+    """One unit of work of a copying thread.
+
+    chunk    the chunk of a weight file to copy
+    layout   where the file's weights are in the GPU allocation
+    memory   the GPU allocation
+    """
 
     chunk: FileChunk
     layout: _Layout
@@ -116,9 +122,9 @@ class _Job:
 
 
 def _layout(places: Sequence[Place]) -> _Layout:
-    """Return where to put the weights of one file in the GPU allocation for it: in file order, each aligned. `places`
-    are where the weights are in the file. Weights that are adjacent in both the file and the allocation are copied as
-    one span."""
+    """Return where to put the weights of one file in the file's GPU allocation. They are in file order, and each is
+    aligned. `places` are where the weights are in the file. Weights that are adjacent in the file and in the allocation
+    are copied together."""
     spans: list[_Span] = []
     offsets: dict[Place, int] = {}
     size = 0
@@ -148,8 +154,8 @@ def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
 def _copy_all(
     artifact: Artifact, jobs: Sequence[_Job], device: torch.device, verify: bool, threads: int
 ) -> dict[FileChunk, str]:
-    """Copy the chunks of all jobs, on `threads` threads. Return the SHA-256 of each chunk in hex, or "" without
-    `verify`. Raises the first error of a thread."""
+    """Copy the chunks of all jobs, on `threads` threads. Return the SHA-256 of each chunk in hex; without `verify`, ""
+    for each. Raises the first error of a thread."""
     waiting = deque(jobs)
     found: dict[FileChunk, str] = {}
 
@@ -178,8 +184,8 @@ def _copy_all(
 
 @dataclass
 class _Block:
-    """A block of pinned host memory through which weights are copied, as a tensor and as bytes. The event `copied` is
-    recorded after the last copy from it."""
+    """A block of pinned host memory through which weights are copied. `tensor` and `bytes` are two views of it. The
+    event `copied` is recorded after each copy from it; None: there was no copy."""
 
     tensor: torch.Tensor
     bytes: memoryview
@@ -193,15 +199,15 @@ class _Block:
 
 @dataclass
 class _Lane:
-    """The buffers of one copying thread: two blocks of host memory, filled in turn, and on a GPU a CUDA stream for its
-    copies."""
+    """The buffers of one copying thread: two blocks of host memory, filled in turn. `stream` is the CUDA stream of the
+    copies; None on a CPU."""
 
     blocks: deque[_Block]
     stream: torch.cuda.Stream | None = field(default=None)
 
     def copy(self, artifact: Artifact, job: _Job, verify: bool) -> str:
         """Copy the weights in one chunk of a weight file to the GPU. Return the chunk's SHA-256 in hex, or "" without
-        `verify`. Raises OSError, and ArtifactError if the file is shorter than the manifest says."""
+        `verify`. Raises OSError, or ArtifactError if the file is shorter than the manifest says."""
         entry, index = job.chunk
         begin = index * CHUNK_BYTES
         end = min(begin + CHUNK_BYTES, entry.size)
@@ -220,7 +226,7 @@ class _Lane:
         return digest.hexdigest() if verify else ""
 
     def _send(self, block: _Block, begin: int, size: int, job: _Job) -> None:
-        """Start copying the weights in `block` to the GPU. The block holds bytes [begin, begin + size) of the job's
+        """Start to copy the weights in `block` to the GPU. The block has bytes [begin, begin + size) of the job's
         file."""
         spans = job.layout.spans
         first = max(0, bisect.bisect_right(spans, begin, key=lambda span: span.begin) - 1)
@@ -239,7 +245,8 @@ class _Lane:
 
 @contextlib.contextmanager
 def _lane(device: torch.device) -> Iterator[_Lane]:
-    """Yield the buffers of one copying thread. At the end of the `with` block, wait for all copies from them."""
+    """Yield the buffers of one copying thread. At the end of the `with` block, wait for all copies from these
+    buffers."""
     memory = mmap.mmap(-1, 2 * BLOCK_BYTES)
     with contextlib.suppress(OSError):  # an operating system without huge pages: pinning takes longer
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -261,8 +268,8 @@ def _lane(device: torch.device) -> Iterator[_Lane]:
 
 @contextlib.contextmanager
 def _pinned(memory: torch.Tensor) -> Iterator[None]:
-    """Pin `memory` of the host inside the `with` block, so that the GPU can copy from it while the host continues.
-    Raises TargetError if the driver cannot pin it."""
+    """Pin host memory inside the `with` block, so that the GPU can copy from it while the host continues. Raises
+    TargetError if the driver cannot pin it."""
     runtime = torch.cuda.cudart()
     if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         raise TargetError(
@@ -277,8 +284,8 @@ def _pinned(memory: torch.Tensor) -> Iterator[None]:
 
 
 def _fill(block: memoryview, descriptor: int, offset: int) -> bool:
-    """Fill `block` from the open file `descriptor`, from byte `offset` on. Return False if the file ends before the
-    block is full. Raises OSError."""
+    """Fill `block` from an open file. `descriptor` is the file, and `offset` the first byte to read. Return False if
+    the file ends before the block is full. Raises OSError."""
     while block:
         count = os.preadv(descriptor, [block], offset)
         if count == 0:

@@ -18,7 +18,10 @@ _MANY = 16
 
 
 def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions that compute attention on paged caches, by op name such as "ingot.paged_attention"."""
+    """Return the functions that compute attention on paged caches.
+
+    Keys of the dict are op names, such as "ingot.paged_attention".
+    """
     return {
         "ingot.paged_attention": _over_pages(kernels, partial=False),
         "ingot.partial_attention": _over_pages(kernels, partial=True),
@@ -26,10 +29,10 @@ def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
 
 
 def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
-    """Return the function that computes the op `paged_attention`, or, with `partial`, the op `partial_attention`.
+    """Return the function that computes the op `paged_attention`; with `partial`, the op `partial_attention`.
 
-    For few tokens per sequence, the function calls the C++ kernel; for many, torch's attention or the op's reference.
-    `partial_attention` returns (attention, log-sum-exp of each row).
+    The function of `partial_attention` returns (attention, log-sum-exp of each row). For few tokens per sequence, the
+    C++ kernel computes the attention. For many, torch's attention or the op's reference does.
     """
     functions = kernels.by_cache(
         "paged_attention",
@@ -114,10 +117,10 @@ def fused_by_torch(
     soft_cap: float | None,
     v_scale: float,
 ) -> bool:
-    """Return whether torch's fused attention can compute a call with these arguments; if not, the op's reference does.
+    """Return whether torch's fused attention can compute a call with these arguments.
 
-    `form` says how the cache stores keys and values, and `sinks` are logits of attention sinks. Torch cannot apply
-    ALiBi `slopes`: it would add the bias in the dtype of q, and bfloat16 has too few digits for a distance.
+    If not, the op's reference computes it. `form` is the shape of the cache, and `sinks` are logits of attention sinks.
+    ALiBi `slopes` exclude torch: it adds the bias in the dtype of q, and bfloat16 cannot hold long distances.
     """
     return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
@@ -133,9 +136,9 @@ def _by_sequence(
     by: Mask,
     ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention [T, H, D] over a paged cache. Call torch's fused attention once per sequence.
+    """Return attention [T, H, D] over a paged cache, with one call of torch's fused attention per sequence.
 
-    `by` is the attention mask; the other arguments are those of the op `paged_attention`.
+    `by` is the attention mask. The other arguments are those of the op `paged_attention`.
     """
     out = torch.zeros(q.shape, dtype=q.dtype)
     form = CacheForm(q.shape[2], q.shape[2])

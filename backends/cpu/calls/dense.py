@@ -10,7 +10,10 @@ from ingot.ir.ops.activations import ACTIVATIONS
 
 
 def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions that compute matmuls, norms, gates and activations, by op name such as "ingot.linear"."""
+    """Return the functions that compute matmuls, norms, gates and activations.
+
+    Keys of the dict are op names, such as "ingot.linear".
+    """
     return {
         "ingot.linear": _linear(kernels),
         "ingot.rms_norm": _rms_norm(kernels),
@@ -44,10 +47,10 @@ def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    """Return the six sizes and strides that a norm kernel takes, for x [tokens, elements] or [tokens, heads, elements].
+    """Return the sizes and strides that a norm kernel takes, for x [tokens, elements] or [tokens, heads, elements].
 
-    In order: tokens, heads (1 if x has no such axis), elements, x's stride between tokens, x's stride between heads,
-    and the weight's stride between heads (0 if all heads share one weight).
+    They are (tokens, heads, elements, x's stride between tokens, x's stride between heads, the weight's stride between
+    heads). If x has no axis of heads, there is 1 head. If all heads share one weight, its stride is 0.
     """
     tokens, *middle, dim = x.shape
     strides = x.stride(0), x.stride(1) if middle else 0

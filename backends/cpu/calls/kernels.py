@@ -14,23 +14,23 @@ Function = Callable[..., None]
 
 
 class Kernels:
-    """The C++ functions of the kernel library (shared object) at `path`.
+    """The C++ functions of a kernel library. `path` is the shared object.
 
-    The argument `types` of the methods are the ctypes types of the function's arguments. The constructor raises OSError
-    if the library does not load; the methods raise AttributeError if the library lacks a function.
+    Each method takes the name of a function and the ctypes types of its arguments. The constructor raises OSError if
+    the library does not load. The methods raise AttributeError if the library lacks the function.
     """
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
 
     def one(self, name: str, *types: Any) -> Function:
-        """Return the C++ function `name` as a ctypes function with arguments of these types and no result."""
+        """Return the C++ function `name` as a ctypes function. `types` are the ctypes types of its arguments."""
         function: Any = getattr(self._library, name)
         function.argtypes, function.restype = types, None
         return function  # type: ignore[no-any-return]  # ctypes makes it callable
 
     def by_dtype(self, name: str, *types: Any) -> dict[torch.dtype, Function]:
-        """Return the versions of the C++ function `name`, one for each dtype of the tensors (f32, f16, bf16)."""
+        """Return the versions of the C++ function `name` by tensor dtype: float32, float16 and bfloat16."""
         return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
 
     def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:

@@ -10,9 +10,9 @@ from ingot.ir.cache.form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions that compute rotary embedding and cache writes, by op name such as "ingot.kv_append".
+    """Return the functions that compute rotary embedding and cache writes.
 
-    The functions that write to the cache update it in place.
+    Keys of the dict are op names, such as "ingot.kv_append". Functions that write to the cache update it in place.
     """
     return {
         "ingot.rope": _rope(kernels),

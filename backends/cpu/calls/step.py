@@ -11,10 +11,10 @@ from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties
 
 
 def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions of the ops `feed`, `sample` and `advance`, which begin and end a step, by op name.
+    """Return the functions of the ops `feed`, `sample` and `advance`, which begin and end a step.
 
-    `feed` makes token ids, positions and cache slots; `sample` draws tokens. `advance` stores them for the next step,
-    in place. Names are printed ones, such as "ingot.feed".
+    Keys of the dict are "ingot.feed" and so on. `feed` makes token ids, positions and cache slots. `sample` draws
+    tokens. `advance` stores them in place for the next step.
     """
     return {"ingot.feed": _feed(kernels), "ingot.sample": _sample(kernels), "ingot.advance": _advance(kernels)}
 
@@ -50,8 +50,8 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
 def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
     """Return the function that computes the op `sample`.
 
-    It calls the C++ kernel if all rows are greedy, without penalties and banned tokens. Otherwise it calls the op's
-    reference.
+    The C++ kernel computes steps in which every row is greedy, without penalties or banned tokens. The op's reference
+    computes all other steps.
     """
     function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
 

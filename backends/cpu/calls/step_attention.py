@@ -11,7 +11,10 @@ from ingot.ir.ops import step_attention
 
 
 def step_attention_ops() -> dict[str, Callable[..., Any]]:
-    """Return the function of the op `step_attention` (attention without a KV cache) as a dict from the op's name."""
+    """Return the function of the op `step_attention`, attention without a KV cache.
+
+    The key of the dict is "ingot.step_attention".
+    """
     return {"ingot.step_attention": _step_attention}
 
 
@@ -30,7 +33,7 @@ def _step_attention(
 ) -> torch.Tensor:
     """Compute the op `step_attention`: attention among the tokens of each sequence in the step, without a KV cache.
 
-    It calls torch's attention once per sequence. That is fast enough, as steps of encoders contain whole prompts.
+    It calls torch's attention once per sequence.
     """
     if sinks is not None or slopes is not None or soft_cap is not None:  # not in torch's fused attention
         attended: torch.Tensor = step_attention.reference(

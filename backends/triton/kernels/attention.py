@@ -18,9 +18,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def in_base_two(scores, SCORES: tl.constexpr):
-    """Return the scores of the dot products `scores` of q and keys: scaled, soft-capped, and multiplied by log2(e).
+    """Scale and soft-cap the dot products `scores` of q and keys, and multiply them by log2(e).
 
-    The caller can then compute the softmax with exp2.
+    The caller can then compute the softmax with exp2 in place of exp.
     """
     if SCORES.soft_cap is None:
         scores = scores * (SCORES.scale * LOG2_E)
@@ -35,8 +35,8 @@ def in_base_two(scores, SCORES: tl.constexpr):
 def by_distance(scores, slopes, query, place):
     """Return scores [M, N] plus the ALiBi bias: slope times (key position - query position).
 
-    `slopes` [M] are the slopes of the rows' q heads; None means no bias. `query` [M] are the positions of the queries,
-    `place` [N] the positions of the keys.
+    `slopes` [M] has the slope of each row's q head; None means no bias. `query` [M] are positions of queries, and
+    `place` [N] positions of keys.
     """
     if slopes is not None:
         distance = (place[None, :] - query[:, None]).to(tl.float32)
@@ -46,9 +46,9 @@ def by_distance(scores, slopes, query, place):
 
 @triton.jit
 def slopes_of(slopes, heads, held):
-    """Load the ALiBi slopes of the q heads with indices `heads`, times log2(e); return None if `slopes` is None.
+    """Load the ALiBi slopes of the q heads with indices `heads`, times log2(e). Return None if `slopes` is None.
 
-    `held` masks `heads`: a masked-out head gets slope 0.
+    `held` masks `heads`. A masked-out head gets slope 0.
     """
     found = None
     if slopes is not None:
@@ -60,12 +60,14 @@ def slopes_of(slopes, heads, held):
 def weighed(
     scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
 ):
-    """Add N keys to the online-softmax state of M query rows, and return the new state (total, weight_sum, peak).
+    """Add N keys to the online-softmax state of M query rows, and return the new state.
 
-    The state is the weighted sum of values, the sum of weights and the largest score. `scores` [M, N] are the dot
-    products of q and keys, before scaling. `values` [N, D] are the values of these keys, and `seen` [M, N] masks keys.
-    `slopes` [M] are ALiBi slopes, or None; only with them are the rows' positions `query_places` [M] and the keys'
-    `places` [N] used.
+    The state is (`total`, `weight_sum`, `peak`): the weighted sum of values, the sum of weights, the largest score.
+    `scores` [M, N] are the dot products of q and keys, before scaling. `values` [N, D] belong to these keys, and `seen`
+    [M, N] masks keys.
+
+    `slopes` [M] are ALiBi slopes, or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
+    keys.
     """
     scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
     scores = tl.where(seen, scores, float("-inf"))
@@ -91,7 +93,7 @@ def size_of(mask):
 
 @triton.constexpr_function
 def forgets(mask):
-    """Return whether an attention mask hides old keys from all later tokens: true for windows and chunks."""
+    """Return whether an attention mask hides old keys from all later tokens. Window and chunked masks do."""
     return mask.startswith(("window_", "chunked_"))
 
 
@@ -107,7 +109,7 @@ def first_seen(place, MASK: tl.constexpr):
 
 @triton.jit
 def end_seen(place, length, MASK: tl.constexpr):
-    """Return the position after the last one that a query at position `place` sees under the attention mask MASK.
+    """Return 1 + the last position that a query at position `place` sees under the attention mask MASK.
 
     The sequence has `length` positions.
     """
@@ -122,10 +124,10 @@ def end_seen(place, length, MASK: tl.constexpr):
 
 @triton.jit
 def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
-    """Return the bool mask `seen`, with False also for keys that the attention mask MASK hides from a query.
+    """Return the bool mask `seen`, set to False where the attention mask MASK hides a key from a query.
 
-    `query` are the positions of queries, `place` those of keys; shapes broadcast. AHEAD says that keys may come after
-    the last one that a query sees. Without it the caller excludes this, and the kernel does not test it.
+    `query` are positions of queries, and `place` positions of keys. Their shapes broadcast. AHEAD must be true if a key
+    may come after the last one that its query sees. If it is false, the kernel skips that comparison.
     """
     if AHEAD:
         if kind_of(MASK) == "block_causal":
@@ -141,11 +143,11 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def seen_in_tree(seen, ancestors, node):
-    """Return the bool mask `seen`, with False also for draft-tree tokens that are no ancestors of the query's token.
+    """Return the bool mask `seen`, set to False where the draft tree hides a key from a query.
 
-    `node` is a key's index among the sequence's tokens of this step. An index below 0 is an earlier key, which all
-    tokens see. Bit i of `ancestors` says that the query's token sees node i; 0 means that it sees every node. Shapes
-    broadcast.
+    In a draft tree, a token sees only its ancestors. `node` is the index of a key among the sequence's tokens of this
+    step. It is negative for keys of earlier steps, which all tokens see. `ancestors` is a bit set per query: bit i lets
+    the query see node i, and 0 lets it see every node. Shapes broadcast.
     """
     bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
     return seen & ((node < 0) | ((bit != 0) & (node < 64)) | (ancestors == 0))
@@ -156,7 +158,7 @@ def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
     """Return the attention of query rows from their online-softmax state: `total / weight_sum`.
 
     The cache stores values divided by its `v_scale`, so the result is multiplied by it. If `lse` is not None, rows that
-    saw no key are zeros.
+    saw no key become zeros.
     """
     mean = total / weight_sum[:, None]
     if CACHE.v_scale != 1.0:
@@ -168,9 +170,9 @@ def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(weight_sum, peak):
-    """Return the natural log-sum-exp of the scores of each query row; -inf for rows that saw no key.
+    """Return the natural log-sum-exp of the scores of each query row, or -inf for rows that saw no key.
 
-    `weight_sum` and `peak` are the rows' online-softmax state, in base 2.
+    `weight_sum` and `peak` are the rows' online-softmax state: the sum of weights, and the largest score in base 2.
     """
     return (peak + tl.log2(weight_sum)) / LOG2_E
 
@@ -179,8 +181,8 @@ def log_sum_exp(weight_sum, peak):
 def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
     """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse` if not None.
 
-    A row is a (token, q head). Row i has the index `first` + `rows`[i]; `held` [M] masks rows. `weight_sum` and `peak`
-    are the rows' online-softmax state.
+    A row is a (token, q head). Row i has the index `first` + `rows`[i] in `out`. `held` [M] masks rows. `weight_sum`
+    and `peak` are the rows' online-softmax state.
     """
     e = tl.arange(0, FORM.block_value)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
@@ -191,9 +193,9 @@ def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.con
 
 @triton.jit
 def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
-    """Write the result rows of padding tokens: zeros to `out`, and, if `lse` is not None, -inf to `lse`.
+    """Write the result rows of padding tokens: zeros to `out`, and -inf to `lse` if not None.
 
-    A row is a (token, q head). Row i has the index `first` + `rows`[i]; `held` [M] masks rows.
+    A row is a (token, q head). Row i has the index `first` + `rows`[i] in `out`. `held` [M] masks rows.
     """
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     e = tl.arange(0, BLOCK_VALUE)
@@ -206,7 +208,7 @@ def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
 
 @triton.jit
 def ended_before(counter):
-    """Increment `counter` in global memory, and return how many programs of the launch did so before this one.
+    """Increment `counter` in global memory, and return its earlier value: how many programs have ended before this one.
 
     Afterwards, this program sees all that those programs wrote.
     """
@@ -220,9 +222,9 @@ def ended_before(counter):
 
 @triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
-    """Load the second tile [M, FORM.tail] of queries: the elements that do not fit into the first FORM.block columns.
+    """Load the columns of queries after the first FORM.block ones, as a tile [M, FORM.tail].
 
-    `rows` [M] are the queries' offsets in q, and `held` [M] masks them.
+    `rows` [M] are the offsets of the queries in q. `held` [M] masks them.
     """
     t = FORM.block + tl.arange(0, FORM.tail)
     return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
@@ -232,8 +234,8 @@ def tail_of(q, rows, held, FORM: tl.constexpr):
 def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
     """Return pointers [N] to the cached keys of a k/v head at the positions `place` [N] of a sequence.
 
-    `pages` points to the page ids of the sequence. Positions outside the mask `inside` point into page 0. CACHE is the
-    memory layout of the cache.
+    `pages` points to the page ids of the sequence. `inside` masks positions: masked-out ones point into page 0. CACHE
+    is the memory layout of the cache.
     """
     page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
     return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
@@ -241,7 +243,7 @@ def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
 
 @triton.jit
 def cached_head(head, FORM: tl.constexpr):
-    """Return the index of the cache head that the k/v head `head` reads. FORM.sharing adjacent k/v heads share one."""
+    """Return the index of the cache head that a k/v head reads. Each FORM.sharing adjacent k/v heads read one."""
     if FORM.sharing > 1:
         head = head // FORM.sharing
     return head
@@ -271,15 +273,17 @@ def attended(
     cached=0,
     slopes=None,
 ):
-    """Add cached keys and values of one sequence to the online-softmax state of M query rows, and return the new state.
+    """Add cached keys and values of one sequence to the online-softmax state of M query rows. Return the new state.
 
     The state is `total` [M, FORM.block_value] (weighted sum of values), `weight_sum` [M] and `peak` [M] (largest
-    score). The loop takes BLOCK_N positions from each of `begin`, `begin + step` and so on, up to `end`. `pages` points
-    to the page ids of the sequence. `query` is [M, FORM.block], `query_tail` its other columns (`tail_of`),
-    `query_places` [M] the rows' positions.
+    score). `query` [M, FORM.block] are the rows, `query_tail` their further columns (`tail_of`), and `query_places` [M]
+    their positions. `pages` points to the page ids of the sequence.
 
-    MASK names the attention mask. AHEAD: some keys may be after the last one that a row sees. `ancestors` [M], unless
-    None, say which positions from `cached` on a row sees (`seen_in_tree`). `slopes` [M] are ALiBi slopes (`slopes_of`).
+    An iteration reads BLOCK_N positions. Iterations start at `begin`, `begin + step` and so on, before `end`.
+
+    MASK names the attention mask. AHEAD must be true if a key may come after the last one that a row sees. `ancestors`
+    [M] are bit sets of draft-tree ancestors (`seen_in_tree`), or None. Their bit 0 is position `cached`. `slopes` [M]
+    are ALiBi slopes (`slopes_of`), or None.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -312,9 +316,10 @@ def attended(
 
 @triton.jit
 def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return how many of the tokens `first` to `end` - 1 of the step belong to a sequence; the others are padding.
+    """Return how many of the step's tokens `first` to `end` - 1 belong to a sequence. The rest is padding.
 
-    `q_starts` and `q_lens` are each sequence's first token and number of tokens. An iteration tests SCAN sequences.
+    `q_starts` and `q_lens` are the first token and the number of tokens of each sequence. A loop iteration tests SCAN
+    sequences.
     """
     owned = 0
     for nth in range(0, sequences, SCAN):
@@ -327,7 +332,7 @@ def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
-    """Return a bool mask [N]: which of the step's tokens with indices `tokens` [N] are padding, in no sequence."""
+    """Return a bool mask [N]: which tokens are padding, in no sequence. `tokens` [N] are their indices in the step."""
     owned = tl.zeros(tokens.shape, tl.int32)
     for first in range(0, sequences, 32):
         b = first + tl.arange(0, 32)
@@ -340,11 +345,12 @@ def unowned(tokens, q_starts, q_lens, sequences):
 
 @triton.jit
 def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
-    """Find the block of tokens with number `item` in the step: return (sequence, index in it, number of all blocks).
+    """Find the block of tokens with number `item` in the step.
 
-    The sequence is -1 if there is no such block. Sequences with at least LEAST tokens in the step are cut into blocks
-    of BLOCK tokens, numbered sequence by sequence. Within a sequence, the last block has the lowest number. Each
-    iteration tests SCAN sequences.
+    Return (sequence, block index in the sequence, number of blocks of the step). The sequence is -1 if there is no such
+    block. Only sequences with at least LEAST tokens in the step have blocks. A block has BLOCK tokens. Blocks are
+    numbered sequence by sequence, from the last block of a sequence to its first. A loop iteration tests SCAN
+    sequences.
     """
     sequence = -1
     block = 0

@@ -11,7 +11,10 @@ import triton
 
 @dataclass(frozen=True)
 class Strides:
-    """The strides of q, k or v [T, H, D] in elements: `token` from one token to the next, `head` between heads."""
+    """The strides of q, k or v [T, H, D] in elements.
+
+    `token` is the stride from one token to the next, and `head` from one head to the next.
+    """
 
     token: int
     head: int
@@ -19,7 +22,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class Fed:
-    """The strides of q, k and v, the tensors of the step's tokens; None for a tensor that a kernel does not take."""
+    """The strides of q, k and v, the step's own tensors. None stands for a tensor that a kernel does not take."""
 
     q: Strides | None = None
     k: Strides | None = None
@@ -28,11 +31,13 @@ class Fed:
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of a paged KV cache, in elements.
+    """The memory layout of a paged KV cache. Strides are in elements.
 
-    A page holds `page` positions. Strides: `page_stride` between pages, `slot_stride` between positions of a page,
-    `row` between heads of a position. A value is stored `part_stride` after its key. The cache stores keys divided by
-    `k_scale` and values divided by `v_scale`. The scale of the scores (`Scores.scale`) already includes `k_scale`.
+    A page holds `page` positions. `page_stride` is the stride between pages, and `slot_stride` between positions of a
+    page. `row` is the stride between heads of a position. A value is stored `part_stride` elements after its key.
+
+    The cache stores keys divided by `k_scale` and values divided by `v_scale`. `Scores.scale` already includes
+    `k_scale`.
     """
 
     page: int
@@ -46,12 +51,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """The head sizes of an attention, and the sizes of the tiles that hold a head.
+    """The sizes of heads in an attention, and of the tiles that hold a head.
 
-    A key has `dim` elements: the first ones in a tile of `block` columns, the rest in a second tile of `tail` columns
-    (0 if there is no rest). A value has `value_dim` elements in a tile of `block_value`; with `same`, it is the first
-    tile of its key. `group` q heads share each of `kv_heads` k/v heads, in tiles of `block_group` rows. `sharing`
-    adjacent k/v heads read the same head of the cache.
+    A key has `dim` elements. The first ones are in a tile of `block` columns. The rest is in a second tile of `tail`
+    columns, or `tail` is 0. A value has `value_dim` elements in a tile of `block_value` columns. With `same`, the value
+    is the start of its key.
+
+    There are `kv_heads` k/v heads. `group` q heads share a k/v head, in a tile of `block_group` rows. `sharing`
+    adjacent k/v heads read one head of the cache.
     """
 
     kv_heads: int
@@ -68,7 +75,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Scores:
-    """How the dot products of q and keys become scores: times `scale`, soft-capped, and masked.
+    """How the dot products of q and keys become scores: multiplied by `scale`, soft-capped, and masked.
 
     `soft_cap` is None for no cap. `mask` names the attention mask, such as "causal" or "window_1024".
     """
@@ -82,14 +89,15 @@ class Scores:
 class Splits:
     """How `decode_attention` divides each context among several programs (split-K, as in flash-decoding).
 
-    Each (token, k/v head) has between `base` and `most` splits. With `shares` > 0, the intended length of a split is
-    all positions that the step's tokens read, divided by `shares`. Contexts longer than that get more splits than
-    `base`. With 0 shares, all contexts have `base` splits. The splits of a context take chunks of `chunk` positions in
-    turn. To merge results, a loop takes `at_once` splits of `heads_at_once` q heads per iteration. Loops over sequences
-    load the lengths of `scan` sequences per iteration.
+    Each (token, k/v head) has between `base` and `most` splits. The splits of a context take chunks of `chunk`
+    positions in turn. If `shares` is 0, all contexts have `base` splits. Otherwise long contexts get more. The intended
+    length of a split is then (positions that all tokens of the step read) / `shares`.
+
+    A loop that merges results takes `at_once` splits of `heads_at_once` q heads per iteration. A loop over sequences
+    loads the lengths of `scan` sequences per iteration.
 
     With `single`, the kernel computes only sequences with one token in the step. With `fed_apart`, splits read only
-    cached positions, and the kernel adds the tokens of the step separately.
+    positions of earlier steps, and the kernel adds the tokens of this step separately.
     """
 
     chunk: int
@@ -107,8 +115,8 @@ class Splits:
 class PrefixSplits:
     """How `shared_attention` divides shared prefixes among programs (split-K).
 
-    A step has up to `groups` groups of sequences that share a prefix. Per head, about `programs` programs compute all
-    prefixes of the step. One prefix has at most `most` splits.
+    Sequences that share a prefix form a group; a step has up to `groups` of them. Per head, about `programs` programs
+    compute all prefixes of the step. One prefix has at most `most` splits.
     """
 
     programs: int
@@ -120,8 +128,8 @@ class PrefixSplits:
 class Early:
     """The loads that `decode_attention` starts before the previous kernel has ended.
 
-    With `tile`, a program loads its first tile of keys and values. It also prefetches the next `ahead` tiles into the
-    L2 cache, and loads rotary angles for a guessed position. `positions` is the number of rows of the table of angles.
+    With `tile`, a program loads its first tile of keys and values. It prefetches the next `ahead` tiles into the L2
+    cache. It also loads rotary angles, for a position that it guesses. The table of angles has `positions` rows.
     """
 
     tile: bool
@@ -131,5 +139,8 @@ class Early:
 
 @triton.constexpr_function
 def group_rows(form):
-    """Return the rows of a tile that holds the q heads of one (token, k/v head): 16 or more, as tensor cores need."""
+    """Return the number of rows of a tile that holds the q heads of one k/v head, for one token.
+
+    It is at least 16, as tensor cores need.
+    """
     return max(16, form.block_group)

@@ -5,7 +5,7 @@ This fills the device with few tokens and with contexts of very different length
     for each item (token, kv head, split), one program:
         before the previous kernel has ended: load or prefetch cached keys and values, and angles, for guessed positions
         wait for the previous kernel
-        find the item: one of the `base` splits of each (token, head), or a further split of a long context
+        find the item: one of the `base` splits of each (token, head), or an additional split of a long context
         query, new key = q and k of the token, normed and rotated; or q as it is
         state = the sink of each row and the shared prefix, in the first split
         if this split adds the tokens of the step: write the new key and value into the cache; add the step's tokens
@@ -18,7 +18,7 @@ The state is that of the online softmax. The splits of a context take its chunks
 therefore does not depend on the length of the context. All q heads that share a kv head are rows of one tile.
 
 The grid does not depend on lengths. The first programs take `base` splits of each (token, head). The programs after
-them take the further splits of long contexts. They compute from the lengths which contexts have such splits.
+them take the additional splits of long contexts. They compute from the lengths which contexts have such splits.
 """
 
 import triton
@@ -60,16 +60,16 @@ from ingot.backends.triton.kernels.rope import gains
 
 @triton.jit
 def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
-    """Return the offsets [G] in q of the G q heads that share the kv head `head`, for one token."""
+    """Return the offsets [G] in q of the G q heads that share the k/v head `head`, for one token."""
     g = tl.arange(0, group_rows(FORM))
     return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
 
 
 @triton.jit
 def _given_query(q, rows, FORM: tl.constexpr):
-    """Load the first tile [G, FORM.block] of G q heads, as they are, without norm or rotary embedding.
+    """Load the first tile [G, FORM.block] of G q heads, without norm or rotary embedding.
 
-    `rows` [G] are the heads' offsets in q.
+    `rows` [G] are the offsets of the heads in q.
     """
     d = tl.arange(0, FORM.block)
     own = tl.arange(0, group_rows(FORM)) < FORM.group
@@ -78,10 +78,10 @@ def _given_query(q, rows, FORM: tl.constexpr):
 
 @triton.jit
 def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first, end): the cached positions `first` to `end` - 1 that the splits of a token's context read.
+    """Return (first, end): the splits of a token's context read the cached positions `first` to `end` - 1.
 
     `own_place` is the token's position. The sequence has `cached` positions before the step, and `length` after it.
-    Positions of a shared prefix are left out; `sharing` is the table of shared prefixes, or None.
+    `sharing` is the table of shared prefixes, or None. The range excludes a shared prefix.
     """
     MASK: tl.constexpr = SCORES.mask
     end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
@@ -95,11 +95,11 @@ def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constex
 
 @triton.jit
 def _used_splits(splits, low, end, SPLITS: tl.constexpr):
-    """Return (number of splits with work, index of the split that adds the tokens of the step).
+    """Return (number of splits with work, index of the split that also attends to the tokens of the step).
 
-    `splits` programs (splits) share a context. They read the positions `low` to `end` in chunks; a split without a
-    chunk has no work. If some splits have no chunk, and there is more than one chunk, the first of these splits adds
-    the tokens of the step. Otherwise split 0 adds them.
+    `splits` programs share a context. The part that a program reads is a split. Together they read the positions `low`
+    to `end` - 1, chunk by chunk. If some splits get no chunk, the first of them attends to the tokens of the step.
+    Otherwise, or with at most one chunk, split 0 does.
     """
     chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
     feeding = 0
@@ -122,9 +122,12 @@ def _with_prefix(
 ):
     """Add the shared prefix of a sequence to the online-softmax state of its G rows (q heads).
 
-    Return the state (total, weight_sum, peak). Before, it has at most an attention sink, in `weight_sum` and `peak`.
-    The kernel `shared_attention` wrote `prefixes` (attention over each split of the prefix), `prefix_sizes` (logarithms
-    of the sums of weights) and `prefix_splits` (number of splits, by sequence).
+    Return the state (total, weight_sum, peak). Before, it is empty or holds an attention sink, so it has no `total`
+    yet. The kernel `shared_attention` wrote the other inputs:
+
+    - `prefixes`: the attention over each split of the prefix
+    - `prefix_sizes`: the base-2 logarithms of the splits' sums of weights
+    - `prefix_splits`: the number of splits of each sequence
     """
     g = tl.arange(0, group_rows(FORM))
     BLOCK: tl.constexpr = FORM.block
@@ -165,8 +168,8 @@ def _first_state(
 ):
     """Return the online-softmax state that a split begins with: total [G, FORM.block_value], weight_sum [G], peak [G].
 
-    Split 0 begins with the attention sinks and the shared prefix, if there are any; other splits begin with an empty
-    state. The splits read positions from `low` on, which is 0 if the sequence has no shared prefix.
+    Split 0 begins with the attention sinks and the shared prefix, if there are any. Other splits begin with an empty
+    state. `low` is the first position that the splits read. It is 0 if the sequence has no shared prefix.
     """
     ROWS: tl.constexpr = group_rows(FORM)
     BLOCK_VALUE: tl.constexpr = FORM.block_value
@@ -188,10 +191,10 @@ def _first_state(
 
 @triton.jit
 def _store_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the result of a split, one part of a context, to scratch memory at index `here`.
+    """Write the result of a split (one part of a context) to scratch memory at index `here`.
 
-    `partial` takes the attention `mean` [G, FORM.block_value] of the split; `inside` masks its elements. `sizes` takes
-    the base-2 logarithm of the split's sum of weights.
+    `partial` receives the attention `mean` [G, FORM.block_value] of the split. `inside` masks its elements. `sizes`
+    receives the base-2 logarithm of the split's sum of weights.
     """
     e = tl.arange(0, FORM.block_value)
     g = tl.arange(0, group_rows(FORM))
@@ -239,27 +242,30 @@ def decode_attention(
     EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute decode attention over a paged KV cache, for steps of few tokens, with contexts split among programs.
+    """Compute decode attention over a paged KV cache, for steps of few tokens. Several programs share a context.
 
-    The arguments `kv` to `slopes` are those of the ops `append_attention` and `paged_attention`. A split is a part of a
-    context. The constants are defined in attention_constants.py. Grid: tokens * kv_heads * base programs, then shares *
-    kv_heads further ones, which take further splits of long contexts. (`base`, `most` and `shares` are fields of
-    SPLITS; `shares` may be 0.)
+    The arguments `kv` to `slopes` are those of the ops `append_attention` and `paged_attention`. The constants are
+    defined in attention_constants.py. A split is the part of a context that one program reads.
 
-    Scratch: `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split. `sizes`
-    f32[tokens, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights. `arrived` i32[tokens,
-    kv_heads] counts the splits that have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp of each
-    row.
+    Grid: first tokens * kv_heads * base programs. Then shares * kv_heads more programs compute additional splits of
+    long contexts. `base`, `most` and `shares` are fields of SPLITS; `shares` may be 0.
 
-    With SPLITS.single, the kernel computes only sequences with one token in the step and writes no other row of `out`.
-    The grid, `partial`, `sizes` and `arrived` then have sequences in place of tokens.
+    Scratch and results:
+
+    - `partial` f32[tokens, kv_heads, most, group, value_dim]: the attention of each split
+    - `sizes` f32[tokens, kv_heads, most, group]: the base-2 logarithm of each split's sum of weights
+    - `arrived` i32[tokens, kv_heads]: how many splits have ended
+    - `lse` f32[tokens, heads] or None: the log-sum-exp of each row
+
+    With SPLITS.single, the kernel computes only sequences with one token in the step, and writes only their rows. The
+    grid, `partial`, `sizes` and `arrived` then have sequences in place of tokens.
 
     Unless HEAD is None, the kernel first norms and rotates q and k, and writes k and v into the cache. It reads the
-    tokens of this step from k and v, rounded as the cache rounds them: no program reads what another program of the
-    launch writes. All that it reads of the cache is from earlier steps, and the page table is from the host. The kernel
-    can therefore load the first chunk before the previous kernels have ended.
+    tokens of this step from k and v, rounded as the cache rounds them. No program therefore reads what another program
+    writes. The cache contents that it reads are from earlier steps, so it can load them before the previous kernels
+    have ended.
 
-    Unless `sharing`, the table of shared prefixes, is None, the kernel reads only positions after the prefixes.
+    `sharing` is the table of shared prefixes, or None. With it, the kernel reads only positions after the prefixes.
     `prefixes`, `prefix_sizes` and `prefix_splits` are then results of `shared_attention`.
     """
     MASK: tl.constexpr = SCORES.mask
@@ -273,7 +279,7 @@ def decode_attention(
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
     ROWS: tl.constexpr = group_rows(FORM)
 
-    # The item of this program if it takes one of the `base` splits. The further items are found below, by the lengths.
+    # The item of this program if it takes one of the `base` splits. Additional items are found below, by the lengths.
     item = tl.program_id(0)
     fed_by = sequences if SPLITS.single else tokens
     pairs = fed_by * FORM.kv_heads

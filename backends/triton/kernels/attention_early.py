@@ -11,7 +11,7 @@ from ingot.backends.triton.kernels.rope import angles
 
 @triton.jit
 def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Prefetch the keys and values of a k/v head at the positions `place` [N] below `end` into the L2 cache.
+    """Prefetch keys and values of a k/v head into the L2 cache, at those positions `place` [N] that are below `end`.
 
     It does not wait for the data. `pages` points to the page ids of the sequence.
     """
@@ -49,9 +49,8 @@ def fetch_ahead(
 ):
     """Prefetch the keys and values of EARLY.ahead chunks of a split into the L2 cache, from its chunk FIRST on.
 
-    `place` [chunk] are the positions of the split's chunk 0, and `width` is the pages of a row of the page table. The
-    length of the sequence is read before the previous kernel has ended, so it is a guess. It is right in all layers but
-    the first, because an earlier kernel of the step wrote it.
+    `place` [chunk] are the positions of the split's chunk 0. A row of the page table has `width` pages. The sequence's
+    length is a guess, because the previous kernel may not have ended. Only in the first layer can it be wrong.
     """
     cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
     cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
@@ -62,10 +61,11 @@ def fetch_ahead(
 
 @triton.jit
 def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Load (keys, values), each [N, FORM.block], at the positions `place` [N] of a sequence before its length is known.
+    """Load keys and values at the positions `place` [N] of a sequence, before its length is known.
 
-    Positions past the page table are zeros; `width` is the pages of a row of the table. The page table comes from the
-    host, and earlier steps wrote these keys and values, so no previous kernel of this step can change them.
+    Return (keys, values), each [N, FORM.block]. Positions past the page table are zeros. A row of the page table has
+    `width` pages. The loads need not wait for previous kernels, because earlier steps wrote the data, and the host
+    wrote the page table.
     """
     d = tl.arange(0, FORM.block)
     held = (sequence >= 0) & (place // CACHE.page < width)
@@ -91,10 +91,11 @@ def with_early(
     query_places,
     places,
 ):
-    """Add the keys and values of N positions, from `early_chunk`, to the online-softmax state of M rows; return it.
+    """Add the keys and values of N positions, from `early_chunk`, to the online-softmax state of M rows.
 
-    `inside` [N] masks the positions of the context. `slopes` [M] are ALiBi slopes (`slopes_of`), or None. Only with
-    them are the rows' positions `query_places` [M] and the keys' `places` [N] used.
+    Return the new state (total, weight_sum, peak). `inside` [N] masks the positions of the context. `slopes` [M] are
+    ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
+    keys.
     """
     keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
@@ -105,10 +106,10 @@ def with_early(
 
 @triton.jit
 def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
-    """Load a token's position and its rotary angles early: return (position, cosines, sines [G, FORM.block]).
+    """Load a token's position and rotary angles before the previous kernel has ended.
 
-    The position is read before the previous kernel has ended, so it is a guess. It is right in all layers but the
-    first, because an earlier kernel of the step wrote it.
+    Return (position, cosines, sines). Cosines and sines are [G, FORM.block]. The position is a guess, because the
+    previous kernel may still write it. Only in the first layer can it be wrong.
     """
     guess = tl.load(positions + token, cache_modifier=".cg")
     guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)

@@ -32,12 +32,14 @@ def prepared_token(
     FORM: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Load q, k and v of a (token, k/v head); norm and rotate q and k. Return (query, new key, new value, cache slot).
+    """Load q, k and v of a (token, k/v head), and norm and rotate q and k.
 
-    `query` [G, FORM.block] has a row per q head. The new key and value are row 0 of tiles [G, FORM.block]. `cos` and
-    `sin` [G, FORM.block] are the rotary angles at the position `guess`; if the guess is wrong, the right ones are
-    loaded. `q_gain`, `k_gain` and the other gains are norm weights, from `gains`; NORMED_Q and NORMED_K say whether
-    there is a norm.
+    Return (query, new key, new value, cache slot). `query` [G, FORM.block] has a row per q head. The new key and value
+    are row 0 of tiles [G, FORM.block].
+
+    `cos` and `sin` [G, FORM.block] are the rotary angles at the position `guess`. If the guess is wrong, the function
+    loads the right ones. `q_gain`, `k_gain` and the other gains are norm weights, from `gains`. NORMED_Q and NORMED_K
+    say whether q and k have a norm.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -60,9 +62,9 @@ def prepared_token(
 
 @triton.jit
 def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Write a token's key and value into the cache at its slot, for one k/v head. A slot below 0 is padding: no write.
+    """Write a token's key and value of one k/v head into the cache at `slot`. Skip a slot below 0, which is padding.
 
-    Key and value are row 0 of the tiles `new_key` and `new_value` [G, FORM.block], in the dtype of the cache.
+    The key is row 0 of `new_key` [G, FORM.block], and the value row 0 of `new_value`. Both have the dtype of the cache.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -97,12 +99,13 @@ def with_fed(
     SCORES: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Add a token and its sequence's earlier tokens of this step to the online-softmax state of the token's G q heads.
+    """Add a token, and its sequence's earlier tokens of this step, to the online-softmax state of the token.
 
-    Return the new state (total, weight_sum, peak). The token is number `nth` of the sequence in this step; `first` is
-    the index of the sequence's first token. The sequence has `cached` positions before the step. Keys and values are
-    rounded as in the cache: `new_key` and `new_value` are in its dtype. `query` is [G, FORM.block]; `slopes` [G] are
-    ALiBi slopes (`slopes_of`).
+    The state has G rows, the token's q heads. Return the new state (total, weight_sum, peak). The token is number `nth`
+    of its sequence in this step, from 0. `first` is the index of the sequence's first token. The sequence has `cached`
+    positions before the step. `new_key` and `new_value` are the token's own key and value, in the dtype of the cache.
+    Other keys and values are rounded as in the cache. `query` is [G, FORM.block]. `slopes` [G] are ALiBi slopes
+    (`slopes_of`), or None.
     """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)

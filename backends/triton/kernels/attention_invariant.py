@@ -44,10 +44,10 @@ from ingot.backends.triton.kernels.attention import (
 
 @triton.jit
 def _joined(total, weight_sum, peak, part, part_sum, part_peak):
-    """Merge the online-softmax state of a split into the state of the splits before it, and return the merged state.
+    """Merge the online-softmax state of a split into the state of the splits before it. Return the merged state.
 
     The split's state is `part` (weighted sum of values), `part_sum` (sum of weights) and `part_peak` (largest score).
-    The bits must never vary, so multiply-adds are explicitly fused: a compiler fuses some and not others.
+    Multiply-adds are explicit fma calls. Otherwise the compiler would fuse some of them, and the bits could vary.
     """
     higher = tl.maximum(peak, part_peak)
     shrunk, share = tl.exp2(peak - higher), tl.exp2(part_peak - higher)
@@ -61,8 +61,8 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
 def _store_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
     """Write the online-softmax state of a split, for M query rows, to the scratch memory `partial` and `sizes`.
 
-    `at` [M] are the rows' indices of (token, k/v head, split), `g` [M] the q heads within the group of the k/v head.
-    `own` [M] masks rows.
+    `at` [M] is the index of each row's (token, k/v head, split). `g` [M] is the number of its q head within the group
+    of the k/v head. `own` [M] masks rows.
     """
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
@@ -75,9 +75,9 @@ def _store_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.
 
 @triton.jit
 def _load_part(partial, sizes, at, g, own, FORM: tl.constexpr):
-    """Load the online-softmax state of a split that `_store_part` wrote: return (total, weight_sum, peak) of M rows.
+    """Load the online-softmax state of a split that `_store_part` wrote. Return (total, weight_sum, peak) of M rows.
 
-    Other multiprocessors wrote it during this launch, so the loads bypass the L1 cache (".cg").
+    The loads bypass the L1 cache (".cg"), because other multiprocessors wrote the state during this launch.
     """
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
@@ -120,13 +120,17 @@ def invariant_attention(
     """Compute batch-invariant attention over a paged KV cache, for prefill and decode.
 
     The arguments `kv` to `slopes` are those of the op `paged_attention`. Grid: kv_heads, blocks of TILE_TOKENS tokens
-    of a sequence, ways. A program without a block ends. A context is cut into splits of SPLIT positions, and `ways`
-    programs share the splits of a tile.
+    of a sequence, ways. A context is cut into splits of SPLIT positions. Up to `ways` programs share the splits of a
+    block. A program without a block only writes zeros for padding.
 
-    With more than one way, `partial` f32[tokens, kv_heads, splits, group, value_dim] takes the weighted sums of each
-    split, where splits is cdiv(width * page, SPLIT). `sizes` f32[tokens, kv_heads, splits, 2, group] takes the sum of
-    its weights and its peak. `arrived` i32[tokens, kv_heads] counts, at the first token of a tile, the programs that
-    have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp.
+    With more than one way, the programs merge their results through scratch memory, with splits = cdiv(width * page,
+    SPLIT):
+
+    - `partial` f32[tokens, kv_heads, splits, group, value_dim]: the weighted sum of values of each split
+    - `sizes` f32[tokens, kv_heads, splits, 2, group]: the sum of weights and the largest score of each split
+    - `arrived` i32[tokens, kv_heads]: how many programs of a block have ended, at the block's first token
+
+    `lse` f32[tokens, heads], unless None, receives the log-sum-exp of each row.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:

@@ -63,10 +63,11 @@ def prefill_attention(
     """Compute prefill attention over a paged KV cache, for sequences with at least LEAST tokens in the step.
 
     The arguments `kv` to `ancestors` are those of the op `paged_attention`. Grid: heads, programs that loop over blocks
-    of BLOCK_M tokens of a sequence. The later blocks of a sequence see more keys, so they begin first. The grid has at
-    least cdiv(tokens, BLOCK_M) programs per head. Program i also writes zeros for the padding among the i-th BLOCK_M
-    tokens of the step. Rows of sequences with fewer than LEAST tokens are not written. `lse` f32[tokens, heads], unless
-    None, takes the log-sum-exp of each row.
+    of BLOCK_M tokens of a sequence. The later blocks of a sequence begin first, because they see more keys.
+
+    The grid has at least cdiv(tokens, BLOCK_M) programs per head. Program i also writes zeros for padding among the
+    i-th BLOCK_M tokens of the step. Rows of sequences with fewer than LEAST tokens are not written. `lse` f32[tokens,
+    heads], unless None, receives the log-sum-exp of each row.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:

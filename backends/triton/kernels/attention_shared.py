@@ -29,9 +29,9 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def _split_positions(length, share, BLOCK_N: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Return how many positions each split of a prefix of `length` positions has: `share`, if that suffices.
+    """Return the number of positions per split of a prefix with `length` positions.
 
-    If the prefix would have more than MAX_SPLITS splits, return a larger number, a multiple of BLOCK_N.
+    It is `share` if the prefix then has at most MAX_SPLITS splits. Otherwise it is larger, and a multiple of BLOCK_N.
     """
     return tl.maximum(share, tl.cdiv(tl.cdiv(length, MAX_SPLITS), BLOCK_N) * BLOCK_N)
 
@@ -46,9 +46,9 @@ def _find_item(
     BLOCK_N: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Find the work item number `item`: return (group, tile, split, number of splits, positions per split).
+    """Find the work item number `item`. Return (group, tile, split, number of splits, positions per split).
 
-    A group is sequences that share a prefix, a tile is BLOCK_M of their query rows, and a split is a part of the
+    A group is sequences that share a prefix. A tile is BLOCK_M query rows of a group, and a split is a part of its
     prefix. The group is -1 if there is no such item. `sharing` is the table of shared prefixes, with `rows` rows.
     """
     group = tl.arange(0, PREFIXES.groups)
@@ -99,11 +99,15 @@ def shared_attention(
 ):
     """Compute decode attention over prefixes that groups of sequences share. `decode_attention` merges the results.
 
-    Grid: largest possible number of items (group, tile, split) * kv_heads. `sharing` is the table of shared prefixes,
-    with `rows` rows and at most `groups` groups; each sequence of a group has one token in the step. `out`
-    f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence over each split of its prefix.
-    `sizes` f32[sequences, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights, `out_splits`
-    i32[sequences] the number of splits. Unless HEAD is None, the kernel norms and rotates q.
+    Grid: (largest possible number of items) * kv_heads. An item is a (group, tile of query rows, split of the prefix).
+    `sharing` is the table of shared prefixes, with `rows` rows. Each sequence of a group has one token in the step.
+    Unless HEAD is None, the kernel norms and rotates q.
+
+    Results, where `most` is a field of PREFIXES:
+
+    - `out` f32[sequences, kv_heads, most, group, dim]: attention over each split of the sequence's prefix
+    - `sizes` f32[sequences, kv_heads, most, group]: the base-2 logarithm of each split's sum of weights
+    - `out_splits` i32[sequences]: the number of splits
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -12,9 +12,10 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return the index of the sequence that a token of the step belongs to; -1 for padding.
+    """Return the index of the sequence that a token of the step belongs to, or -1 for padding.
 
-    `q_starts` and `q_lens` are each sequence's first token and number of tokens. An iteration tests SCAN sequences.
+    `q_starts` and `q_lens` are the first token and the number of tokens of each sequence. A loop iteration tests SCAN
+    sequences.
     """
     sequence = -1
     for first in range(0, sequences, SCAN):
@@ -27,9 +28,9 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def contexts(kv_lens, sharing, b, sequences):
-    """Return the context lengths of the sequences with indices `b`, minus shared prefixes.
+    """Return the context lengths of the sequences with indices `b`, without shared prefixes.
 
-    The kernel `shared_attention` reads those. `sharing` is the table of shared prefixes, or None.
+    The kernel `shared_attention` computes the prefixes. `sharing` is the table of shared prefixes, or None.
     """
     lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
     if sharing is not None:
@@ -39,9 +40,10 @@ def contexts(kv_lens, sharing, b, sequences):
 
 @triton.jit
 def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return at most how many of a sequence's `length` positions the splits of one token read together.
+    """Return the most positions that one token of a sequence reads.
 
-    The sequence has `count` tokens in the step. A window or chunked mask hides older positions.
+    The sequence has `length` positions, and `count` tokens in the step. Window and chunked masks hide older positions.
+    With SPLITS.fed_apart, the tokens of the step do not count.
     """
     MASK: tl.constexpr = SCORES.mask
     read = length - count if SPLITS.fed_apart else length
@@ -52,10 +54,10 @@ def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def splits_of(read, share, SPLITS: tl.constexpr):
-    """Return the number of splits of a context of `read` positions: read / share, rounded, between `base` and `most`.
+    """Return the number of splits of a context of `read` positions: read / share, between `base` and `most`.
 
-    `share` is the intended length of a split in positions. The rounding keeps the number of splits beyond `base` below
-    read / share, which bounds the grid.
+    `share` is the intended length of a split in positions. The quotient is rounded to nearest. A context then has fewer
+    than read / share splits beyond `base`, which bounds the grid.
     """
     return tl.minimum(tl.maximum((read + share // 2) // share, SPLITS.base), SPLITS.most)
 
@@ -64,7 +66,8 @@ def splits_of(read, share, SPLITS: tl.constexpr):
 def taken(counts, SPLITS: tl.constexpr):
     """Return how many tokens of each sequence the kernel computes. `counts` are the sequences' tokens in the step.
 
-    The kernel computes all of them; with SPLITS.single, only those of sequences with one token.
+    It computes all of them. With SPLITS.single, it computes only sequences with one token, and the result for others is
+    0.
     """
     if SPLITS.single:
         counts = tl.where(counts == 1, counts, 0)
@@ -82,10 +85,11 @@ def share_of(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Return the intended length of a split in positions: those that all tokens of the step read / SPLITS.shares.
+    """Return the intended length of a split: (positions that all tokens of the step read) / SPLITS.shares.
 
-    It is at least one chunk. `counts` (results of `taken`) and `lengths` (of `contexts`) are of the first SPLITS.scan
-    sequences; for further sequences, this function loads them. `sharing` is the table of shared prefixes, or None.
+    It is at least one chunk. `counts` (tokens to compute, from `taken`) and `lengths` (from `contexts`) are of the
+    first SPLITS.scan sequences. This function loads them for all other sequences. `sharing` is the table of shared
+    prefixes, or None.
     """
     work = tl.sum(counts * positions_read(lengths, counts, SCORES, SPLITS))
     for first in range(SPLITS.scan, sequences, SPLITS.scan):
@@ -108,10 +112,10 @@ def further_item(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Find the further split number `item` of the step. Each (token, k/v head) has `base` splits, then further ones.
+    """Find the additional split number `item` of the step. Only long contexts have more than `base` splits.
 
-    Return (its sequence, its index among the sequence's further splits, the number of further splits of each (token,
-    head) of that sequence). The sequence is -1 if there is no such split. `share` is the intended positions of a split.
+    Return (sequence, index of the split among the sequence's additional splits, additional splits per (token, head) of
+    the sequence). The sequence is -1 if there is no such split. `share` is the intended length of a split in positions.
     """
     sequence = -1
     place = 0
@@ -147,8 +151,8 @@ def _load_splits(
 ):
     """Load the results of SPLITS.at_once splits of the (token, k/v head) `pair`, from split `first` on.
 
-    Return (logarithms of the sums of weights, attention), each [SPLITS.at_once, heads * FORM.block_value]. `g` are the
-    q heads, `column` the offsets in a result row; `inside` masks `column`.
+    Return (base-2 logarithms of the sums of weights, attention), each [SPLITS.at_once, heads * FORM.block_value]. `g`
+    are the q heads. `column` are the offsets in a result row, and `inside` masks them.
     """
     GROUP: tl.constexpr = FORM.group
     AT_ONCE: tl.constexpr = SPLITS.at_once
@@ -174,8 +178,8 @@ def _load_splits(
 def _joined(size, part, total, weight_sum, peak):
     """Merge the results of several splits into the online-softmax state. Return the state (total, weight_sum, peak).
 
-    `size` holds the logarithms of the splits' sums of weights, `part` their attention; the last axis is the columns of
-    all heads.
+    `size` holds the base-2 logarithms of the splits' sums of weights, and `part` their attention. The last axis of both
+    is the columns of all heads.
     """
     higher = tl.maximum(peak, tl.max(size, 0))
     share = tl.exp2(size - higher[None, :])
@@ -196,9 +200,9 @@ def _merge_heads(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the splits of a (token, k/v head) for SPLITS.heads_at_once q heads, from `first_head` on; write the result.
+    """Merge the splits of a (token, k/v head) for SPLITS.heads_at_once q heads, and write the result.
 
-    The other arguments are those of `merge_splits`.
+    `first_head` is the first of these q heads. The other arguments are those of `merge_splits`.
     """
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
@@ -250,11 +254,11 @@ def merge_splits(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the results of `splits` splits into the attention of a (token, k/v head), and write it to `out`, row `row`.
+    """Merge the results of `splits` splits into the attention of a (token, k/v head). Write it to row `row` of `out`.
 
-    A split is a part of the context that one program has read. `partial` and `sizes` hold the splits' attention and
-    sums of weights, at index `pair`. `lse`, unless None, takes the log-sum-exp. Other multiprocessors wrote the splits
-    during this launch, so the loads bypass the L1 cache (".cg").
+    A split is the part of the context that one program has read. `partial` holds the attention of the splits, and
+    `sizes` their sums of weights, at index `pair`. `lse`, unless None, receives the log-sum-exp. The loads bypass the
+    L1 cache (".cg"), because other multiprocessors wrote the splits during this launch.
     """
     if FORM.group <= SPLITS.heads_at_once:
         _merge_heads(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)

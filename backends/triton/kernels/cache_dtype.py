@@ -12,9 +12,9 @@ _MOST = tl.constexpr(448.0)
 
 @triton.jit
 def as_cached(x, kv, scale: tl.constexpr):
-    """Return keys or values `x` as the cache at `kv` stores them: divided by `scale`, saturated, rounded to its dtype.
+    """Return keys or values `x` as the cache stores them: divided by `scale`, saturated, and rounded to its dtype.
 
-    NaN stays NaN. If x has that dtype already, it is returned unchanged.
+    `kv` points to the cache. NaN stays NaN. If `x` has the dtype of the cache already, it is returned unchanged.
     """
     dtype: tl.constexpr = kv.dtype.element_ty
     if x.dtype != dtype:
@@ -28,9 +28,9 @@ def as_cached(x, kv, scale: tl.constexpr):
 
 @triton.jit
 def as_computed(x, dtype: tl.constexpr):
-    """Return cached keys or values `x` in `dtype`, such as bf16, which holds every number of f8e4m3 exactly.
+    """Return cached keys or values `x` in `dtype`, without rounding. bfloat16, for example, holds every float8 number.
 
-    The result does not include the cache's scale; the caller multiplies by it.
+    The caller multiplies by the cache's scale.
     """
     if x.dtype != dtype:
         x = x.to(dtype)

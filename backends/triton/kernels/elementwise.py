@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def tanh(x):
     """Return tanh(x) of a float32 tensor x.
 
-    It uses exp, and near 0, where that loses digits, the power series (error below 1e-9 at |x| = 0.1).
+    It uses exp. Near 0, where that loses digits, it uses the power series (error below 1e-9 at |x| = 0.1).
     """
     shrunk = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - shrunk) / (1.0 + shrunk)
@@ -39,10 +39,10 @@ def arithmetic(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute x + other, or x * other with MULTIPLY, in float32, and write it to `result` [rows, GROUPS, WIDTH].
+    """Compute x + other in float32, or x * other with MULTIPLY, and write it to `result` [rows, GROUPS, WIDTH].
 
     If `other` is None, the second operand is the constant NUMBER. X_ROW, X_GROUP, X_COLUMN and OTHER_… are strides in
-    elements; a stride of 0 broadcasts.
+    elements. A stride of 0 broadcasts.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -79,8 +79,8 @@ def convert(
 ):
     """Convert x [rows, GROUPS, WIDTH] to the dtype of `result`: the ops `cast`, `soft_cap` and `clamp`.
 
-    Unless CAP is None, soft-cap x first: CAP * tanh(x / CAP). Unless LIMIT is None, clamp to [-LIMIT, LIMIT]; NaN stays
-    NaN. X_ROW, X_GROUP and X_COLUMN are strides.
+    Unless CAP is None, x is soft-capped first: CAP * tanh(x / CAP). Unless LIMIT is None, x is clamped to [-LIMIT,
+    LIMIT]. NaN stays NaN. X_ROW, X_GROUP and X_COLUMN are strides in elements.
     """
     if DEPENDENT:
         gdc_launch_dependents()

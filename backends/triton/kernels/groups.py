@@ -17,17 +17,20 @@ INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
 
 @triton.jit
 def quarters_short(first, second, third, target):
-    """Return how many of three ascending sums are below `target`: 0 to 3. A search then goes on in that quarter."""
+    """Return how many of three ascending sums are below `target`: 0 to 3. A search then continues in that quarter."""
     return (first < target).to(tl.int32) + (second < target).to(tl.int32) + (third < target).to(tl.int32)
 
 
 @triton.jit
 def bounding_gap(gap, weight, target):
-    """Return a gap such that all elements with a gap up to it have weights that sum to at least `target`.
+    """Return a gap that covers elements with a weight of at least `target` together.
 
-    `gap` [n] holds distances below the row's largest logit, and `weight` [n] a weight for each. The result is close to
-    the least such gap, and infinity if all weights sum to less. A search narrows the bits of the gap to a quarter per
-    iteration. It stops at the exponent and 6 bits of the mantissa.
+    `gap` [n] holds each element's distance below the row's largest logit, and `weight` [n] its weight. A gap covers the
+    elements with that gap or a smaller one. The result is close to the smallest such gap. It is infinity if all
+    elements together weigh less.
+
+    Each iteration of the search narrows the range of the gap to a quarter. The search stops at the exponent and 6 bits
+    of the mantissa.
     """
     bits = gap.to(tl.int32, bitcast=True)
     low, size = 0, INFINITE + 1
@@ -43,9 +46,9 @@ def bounding_gap(gap, weight, target):
 
 @triton.jit
 def list_groups(listed, near):
-    """Write the indices at which the bool vector `near` is true to `listed`, in ascending order. Return their number.
+    """Write the indices of the true elements of `near` to `listed`, in ascending order. Return their number.
 
-    Each element of `near` stands for a group of adjacent token ids.
+    Each element of the bool vector `near` stands for a group of adjacent token ids.
     """
     group = tl.arange(0, near.shape[0])
     tl.store(listed + tl.cumsum(near.to(tl.int32), 0) - 1, group, mask=near)
@@ -55,10 +58,10 @@ def list_groups(listed, near):
 
 @triton.jit
 def listed_tokens(listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """Return the token ids [BLOCK_GROUPS, GROUP] of BLOCK_GROUPS groups in the list `listed`, from index `start` on.
+    """Return the token ids [BLOCK_GROUPS, GROUP] of BLOCK_GROUPS groups of a list, from index `start` on.
 
-    A group is GROUP adjacent token ids, and `listed` holds the numbers of `count` groups. NOWHERE stands for ids past
-    the end of the list or of the vocabulary. If all GROUPS groups are in the list, it is not read.
+    A group is GROUP adjacent token ids. `listed` holds the numbers of `count` groups; it is not read if `count` is
+    GROUPS (all groups). Ids past the end of the list or of the vocabulary are NOWHERE.
     """
     place = start + tl.arange(0, BLOCK_GROUPS)
     group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)

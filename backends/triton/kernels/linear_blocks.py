@@ -44,8 +44,8 @@ def linear_blocks(
 ):
     """Compute a batch-invariant matmul of many rows, with fused ops: y [rows, N] from x [rows, K] and the weight.
 
-    Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles. TOGETHER successive tiles read the same columns of the weight, so
-    these stay in the L2 cache. The other parameters are those of `linear_tile`.
+    Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles. TOGETHER successive tiles read the same rows of the weight, so
+    these stay in the L2 cache. The other parameters are described in `linear_tile`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -14,7 +14,10 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 @triton.jit
 def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load BLOCK_K elements of a vector of K elements at `pointer`, from `start` on; zeros past its end."""
+    """Load BLOCK_K elements of a vector, from `start` on. The vector is at `pointer` and has K elements.
+
+    Elements past its end are zeros.
+    """
     if K % BLOCK_K == 0:
         return tl.load(pointer + start + k)
     return tl.load(pointer + start + k, mask=start + k < K, other=0.0)
@@ -22,7 +25,7 @@ def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return the sums [BLOCK_N, BLOCK_K // 8] of each group of eight adjacent columns of `product` [BLOCK_N, BLOCK_K].
+    """Sum each eight adjacent columns of `product` [BLOCK_N, BLOCK_K]. Return [BLOCK_N, BLOCK_K // 8].
 
     A thread holds eight adjacent elements (one load is 16 bytes of bf16), so no data moves between threads.
     """
@@ -62,16 +65,22 @@ def linear_matvec(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and the weight's rows from FIRST on.
+    """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and the weight.
 
-    Grid: cdiv(N, BLOCK_N), rows. With GATED, y is activation(gate) * up, where the weight's rows of gate begin at FIRST
-    and those of up at UP. Otherwise ACTIVATION, unless None, is applied to the result. With NORM, x is normed first, by
-    an rms_norm with the weight `gain`. With BIAS and RESIDUAL, `bias` and `residual` are added.
+    Grid: cdiv(N, BLOCK_N), rows. The rows of the weight begin at FIRST. The fused ops, in order:
 
-    Before it waits for the previous kernel, a program prefetches the part of each of its weight rows after the first
-    tile, LINES lines of 128 bytes. The first WAVE programs start early. Each of these also prefetches the rows of AHEAD
-    later programs, ROW_LINES lines per row. BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader: the functions
-    that read a weight in its packing (storage order) (`ingot.backends.triton.operands`).
+    - NORM: x is normed, by an rms_norm with the weight `gain`
+    - BIAS: `bias` is added to the sums
+    - GATED: y is activation(gate) * up. The weight's rows of gate begin at FIRST, its rows of up at UP
+    - ACTIVATION: the function for the gate, or for y without GATED; None if there is none
+    - RESIDUAL: `residual` is added
+
+    A program prefetches LINES lines of 128 bytes of each of its weight rows, after the first tile. It does so before it
+    waits for the previous kernel. The first WAVE programs start early. They also prefetch the rows of AHEAD later
+    programs, ROW_LINES lines per row.
+
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader: functions that read a weight in its packing (storage
+    order). See `ingot.backends.triton.operands`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -8,8 +8,8 @@ import triton.language as tl
 def scaled(value, inverse, gain, DTYPE: tl.constexpr):
     """Return `value * inverse * gain` in float32: an rms_norm of `value` with `inverse` = 1 / rms and weight `gain`.
 
-    If the weight has DTYPE, the dtype of x, then `value * inverse` is rounded to DTYPE before it is multiplied by the
-    weight. With a wider weight it is not rounded.
+    If the weight has the dtype of x (DTYPE), `value * inverse` is first rounded to it. A wider weight has no such
+    rounding.
     """
     normed = value * inverse
     if gain.dtype == DTYPE:
@@ -50,9 +50,9 @@ def fetch_ahead(
     STORED: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Prefetch a part of the weight's rows FIRST + n into the L2 cache: LINES lines of 128 bytes from column `start`.
+    """Prefetch LINES lines of 128 bytes of the weight's rows FIRST + n into the L2 cache, from column `start` on.
 
-    It does not wait for the data, and prefetches nothing past the N rows and K columns. FETCH and STORED are from the
+    It does not wait for the data. It prefetches nothing past the N rows and K columns. FETCH and STORED are from the
     operand loader of the weight's packing (`ingot.backends.triton.operands`).
     """
     FETCH(weight, tl.minimum(n, N - 1).to(tl.int64) + FIRST, start, K, STORED, LINES)
@@ -79,9 +79,9 @@ def finish(
 ):
     """Finish a tile of a matmul: add the bias, apply the gate or activation, add the residual, and store it in y.
 
-    `result` holds the sums of the matmul for columns `n` and rows `t` of y. With GATED, it is the gate, and `up` holds
-    the sums by which it is multiplied. Rows past `rows` are not stored. FIRST and UP are the weight's first row for
-    `result` and for `up`.
+    `result` holds the sums for columns `n` and rows `t` of y. With GATED, `result` is the gate, and `up` the sums to
+    multiply with it. Rows past `rows` are not stored. FIRST is the weight's first row for `result`, and UP the first
+    for `up`.
     """
     inside = (n < N)[:, None] & (t < rows)[None, :]
     if BIAS:

@@ -47,16 +47,21 @@ def linear_tile(
 ):
     """Compute a matmul of up to TOKENS rows, with fused ops: y [rows, N] from x [rows, K] and the weight.
 
-    Grid: cdiv(N, BLOCK_N), SPLITS. Program (i, j) computes the BLOCK_N columns of y from i * BLOCK_N on. It sums over
-    SHARE columns of the weight, from j * SHARE on. Rows of a tile past the end of x are not stored. The weight's rows
-    begin at FIRST. With GATED, y is activation(gate) * up, where the rows of gate begin at FIRST and those of up at UP.
-    Otherwise ACTIVATION, unless None, is applied. With BIAS and RESIDUAL, `bias` and `residual` are added.
+    Grid: cdiv(N, BLOCK_N), SPLITS. Program (i, j) computes BLOCK_N columns of y, from i * BLOCK_N on. It sums over
+    SHARE columns of the weight, from j * SHARE on. Rows past the end of x are not stored. The rows of the weight begin
+    at FIRST. The fused ops, in order:
 
-    With several SPLITS along K, `partial` f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS] takes the sums of each
-    split. `arrivals` counts the programs of each tile that have stored their sums. Before the wait for the previous
-    kernel, a program prefetches LINES lines of 128 bytes of each of its weight rows. BEGIN, WITHIN, LOAD, FETCH and
-    STORED are the operand loader: the functions that read a weight in its packing (storage order)
-    (`ingot.backends.triton.operands`).
+    - BIAS: `bias` is added to the sums
+    - GATED: y is activation(gate) * up. The weight's rows of gate begin at FIRST, its rows of up at UP
+    - ACTIVATION: the function for the gate, or for y without GATED; None if there is none
+    - RESIDUAL: `residual` is added
+
+    With several SPLITS along K, `partial` f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS] receives the sums of
+    each split. `arrivals` counts the programs of each tile that have stored their sums.
+
+    Before it waits for the previous kernel, a program prefetches LINES lines of 128 bytes of each of its weight rows.
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader: functions that read a weight in its packing (storage
+    order). See `ingot.backends.triton.operands`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -27,12 +27,12 @@ def top_logprobs(
     BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `top_logprobs`: `ids`, `logprobs` and `ranks` for rows of logits. A program takes one row.
+    """Compute the op `top_logprobs`: token ids, log-probabilities and ranks. A program takes one row of logits.
 
     Column 0 of a result row is for the token `targets`[row], or for `sampled`[row] if the target is below 0. The
-    `num_logprobs`[row] most likely tokens follow. Further columns hold the id -1 and the log-probability -inf. `ranks`
-    takes the rank of column 0, from 1 on. A row whose `num_logprobs` is below 0 gets only -1, -inf and rank 0.
-    `group_tops` and `listed_groups` are scratch.
+    `num_logprobs`[row] most likely tokens follow. Unused columns hold the id -1 and the log-probability -inf. `ranks`
+    receives the rank of column 0, from 1 on. If `num_logprobs`[row] is below 0, all columns are unused, and the rank is
+    0. `group_tops` and `listed_groups` are scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -30,9 +30,9 @@ def norm(
 ):
     """Norm x [rows, GROUPS, WIDTH] over WIDTH, multiply by the weight, and write it to `result`, row-major.
 
-    A program takes BLOCK_GROUPS groups of a row. Unless `residual` is None, the kernel norms the sum x + residual, and
-    also writes the sum, rounded, to `total`. CENTRED subtracts the mean first (a layer norm). A `bias`, unless None,
-    has the layout of the weight; with it, only the result is rounded.
+    A program takes BLOCK_GROUPS groups of a row. If `residual` is given, the kernel norms x + residual, and also writes
+    this sum, rounded, to `total`. With CENTRED it subtracts the mean first (a layer norm). `bias` has the layout of the
+    weight, or is None. Without a bias, intermediate values are rounded as in the op `rms_norm`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

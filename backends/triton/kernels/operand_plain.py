@@ -15,9 +15,9 @@ def begin_plain(weight, row, STORED: tl.constexpr):
 
 @triton.jit
 def within_plain(local, k, STORED: tl.constexpr):
-    """Return the offsets [rows, columns] of the elements of a block from the block's first row.
+    """Return the offsets [rows, columns] of a block's elements, counted from the block's first row.
 
-    `local` are the row numbers within the block, `k` the columns. STORED is the weight's row stride in elements.
+    `local` are the row numbers within the block, and `k` the columns. STORED is the weight's row stride in elements.
     """
     return local[:, None] * STORED + k[None, :]
 
@@ -36,10 +36,10 @@ def load_plain(
     EVICTION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Load a block of an unpacked weight, from column `start` on, and return it.
+    """Load a block of an unpacked weight, from column `start` on.
 
-    `begin` points to the block's first row; `within` are its elements' offsets. Rows with `n` >= N and columns from K
-    on are zeros. WHOLE says that the block has no such rows and columns.
+    `begin` points to the block's first row. `within` are the offsets of its elements. Rows with `n` >= N and columns
+    from K on are zeros. WHOLE says that the block has no such rows and columns.
     """
     tl.static_assert(begin.dtype.element_ty == DTYPE)
     at = begin + within + start
@@ -51,9 +51,9 @@ def load_plain(
 
 @triton.jit
 def fetch_plain(weight, rows, start, K: tl.constexpr, STORED: tl.constexpr, LINES: tl.constexpr):
-    """Prefetch a part of each of the weight's rows `rows` into the L2 cache, from column `start` on.
+    """Prefetch LINES lines of 128 bytes of each of the weight's rows `rows` into the L2 cache, from column `start` on.
 
-    The part is LINES lines of 128 bytes. STORED is the row stride in elements, K the number of columns.
+    STORED is the row stride in elements, and K the number of columns.
     """
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     column = tl.minimum(start + tl.arange(0, LINES) * LINE, K - 1)

@@ -25,8 +25,9 @@ def count_tokens(
 ):
     """Compute the op `count_tokens`: add the step's tokens of sequences with penalties to `token_counts`, in place.
 
-    A program updates the counts of SHARE vocabulary ids of one sequence, which no other program writes. So it can
-    itself clear the counts of a new sequence first, without a second launch. A program reads all tokens of the step.
+    A program reads all tokens of the step, and updates the counts of SHARE vocabulary ids of one sequence. No other
+    program writes these counts. The program therefore clears the counts of a new sequence itself, without a second
+    launch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -60,7 +61,7 @@ def count_tokens(
 
 @triton.jit
 def has_penalties(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
-    """Return whether the row of logits number `row` has penalties (`count_rows`[row] >= 0) or banned tokens."""
+    """Return whether row number `row` of the logits has penalties (`count_rows`[row] >= 0) or banned tokens."""
     entry = tl.arange(0, BLOCK_BANNED)
     ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
     return (tl.load(count_rows + row) >= 0) | (tl.max(ban) >= 0)
@@ -88,8 +89,8 @@ def penalize(
 ):
     """Apply penalties and bans to SHARE logits of a row, from token id `first` on, and write the result.
 
-    `row_logits` points to the logits of the row number `row`, `row_penalized` to its results. They equal those of
-    `ingot.ir.ops.penalties.penalized`. All threads of the block may read them afterwards.
+    `row` is the number of the row. `row_logits` points to its logits, and `row_penalized` to the results. Afterwards,
+    all threads of the block may read the results. The reference is `ingot.ir.ops.penalties.penalized`.
     """
     count_row = tl.load(count_rows + row)
     for start in range(first, first + SHARE, BLOCK):

@@ -19,10 +19,10 @@ def pool_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Pool the rows of x of each sequence into one row of `out`: the op `pool` before it scales rows to length 1.
+    """Pool the rows of x of each sequence into one row of `out`: the op `pool`, without its scaling to length 1.
 
-    POOLING is "mean", "last" or "cls" (the first token). If `dimensions` is not 0 for a sequence, its columns from
-    there on are zeros. A program takes BLOCK columns of a sequence, TOKENS tokens at a time.
+    POOLING is "mean", "last" or "cls" (the first token). `dimensions` is the number of columns to keep per sequence, or
+    0 for all; the rest becomes zeros. A program takes BLOCK columns of a sequence, TOKENS tokens at a time.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -57,7 +57,7 @@ def unit_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Scale rows of `out` f32[B, WIDTH] to length 1, in place: those for which `normalize` is not 0.
+    """Scale each row of `out` f32[B, WIDTH] with a nonzero `normalize` to length 1, in place.
 
     A length below LEAST counts as LEAST. A program takes one row.
     """

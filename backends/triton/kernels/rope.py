@@ -11,10 +11,11 @@ from ingot.backends.triton.kernels.cache_dtype import as_cached
 
 @dataclass(frozen=True)
 class Head:
-    """How a kernel norms and rotates a head of `dim` elements, in a tile of `block` columns.
+    """How a kernel norms and rotates a head of `dim` elements. The head is in a tile of `block` columns.
 
-    The first `rotary` elements are rotated in pairs: adjacent elements if `interleaved`, else elements `rotary` / 2
-    apart. `eps` is the epsilon of the norm. With `norm_last` the norm comes after the rotation, otherwise before.
+    The first `rotary` elements are rotated in pairs. A pair is two adjacent elements if `interleaved`, else two
+    elements `rotary` / 2 apart. `eps` is the epsilon of the norm. The norm comes before the rotation, or after it with
+    `norm_last`.
     """
 
     dim: int
@@ -35,9 +36,9 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 @triton.jit
 def angles(table, positions, HEAD: tl.constexpr):
-    """Load the cosines and sines for heads at `positions` [N]: return (cosines, sines), each [N, HEAD.block].
+    """Load the cosines and sines for heads at `positions` [N]. Return (cosines, sines), each [N, HEAD.block].
 
-    `table` is the rotary table: a row for each position, first all cosines and then all sines.
+    `table` is the rotary table. A row of it has all cosines of a position, and then all sines.
     """
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
@@ -52,7 +53,7 @@ def angles(table, positions, HEAD: tl.constexpr):
 
 @triton.jit
 def _partners(HEAD: tl.constexpr):
-    """Return, for each element of a head, the index of the element that it is rotated with."""
+    """Return the partner of each element of a head: the index of the element that it is rotated with."""
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
     if HEAD.interleaved:
@@ -63,10 +64,10 @@ def _partners(HEAD: tl.constexpr):
 
 @triton.jit
 def with_partners(x, rows, held, HEAD: tl.constexpr):
-    """Load heads at the offsets `rows` [N] of x, and each element's partner: the element that it is rotated with.
+    """Load heads at the offsets `rows` [N] of x, and the partner of each element in the rotation.
 
     Return (elements, partners), each [N, HEAD.block] in float32. Both are zero outside the mask `held` [N]. Partners
-    are loaded from memory a second time; otherwise registers would have to be shuffled.
+    are loaded from memory a second time, so no registers are shuffled.
     """
     d = tl.arange(0, HEAD.block)
     partner = _partners(HEAD)
@@ -77,9 +78,9 @@ def with_partners(x, rows, held, HEAD: tl.constexpr):
 
 @triton.jit
 def gains(weight, HEAD: tl.constexpr):
-    """Load the norm weights of a head's elements and of their partners in the rotation, each [1, HEAD.block].
+    """Load the norm weights of a head's elements, and the norm weights of their partners in the rotation.
 
-    `weight` is [HEAD.dim]. If it is None, both are ones.
+    Return (weights, partners' weights), each [1, HEAD.block]. `weight` is [HEAD.dim]. If it is None, both are ones.
     """
     d = tl.arange(0, HEAD.block)
     own = tl.full((1, HEAD.block), 1.0, tl.float32)
@@ -105,9 +106,9 @@ def turned(
 ):
     """Rotate heads by the rotary embedding, and norm them if NORMED. Return [N, HEAD.block] in `dtype`.
 
-    `own` are the elements and `other` their partners in the rotation (`with_partners`). `gain` and `other_gain` are the
-    norm weights of both (`gains`). `cos` and `sin` are [N or 1, HEAD.block]. The norm comes first, or last with
-    HEAD.norm_last; the first of the two steps rounds its result.
+    `own` are the elements, and `other` their partners in the rotation (`with_partners`). `gain` and `other_gain` are
+    the norm weights of both (`gains`). `cos` and `sin` are [N or 1, HEAD.block]. The norm comes before the rotation, or
+    after it with HEAD.norm_last. The first of the two steps rounds its result to `dtype`.
     """
     d = tl.arange(0, HEAD.block)
     if NORMED and not HEAD.norm_last:
@@ -128,7 +129,7 @@ def turned(
 def prepared(x, rows, held, cos, sin, weight, HEAD: tl.constexpr):
     """Load heads at the offsets `rows` [N] of x, norm and rotate them, and return them [N, HEAD.block].
 
-    `held` [N] masks the rows; masked-out rows are zeros. `weight` is the norm's weight, or None for no norm.
+    `held` [N] masks the rows. Masked-out rows are zeros. `weight` is the norm's weight, or None for no norm.
     """
     own, other = with_partners(x, rows, held, HEAD)
     gain, other_gain = gains(weight, HEAD)
@@ -230,7 +231,7 @@ def qk_norm_rope_append(
 ):
     """Compute the op `qk_norm_rope_append`: norm and rotate q and k, write q to `out`, and k and v into the cache.
 
-    Grid: tokens, blocks of q heads followed by blocks of kv heads. A slot below 0 is padding.
+    A slot below 0 is padding. Grid: tokens, blocks of heads. The blocks of q heads come first, then those of k/v heads.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -33,9 +33,10 @@ from ingot.backends.triton.kernels.penalties import has_penalties, penalize
 
 @triton.jit
 def logits_of(source, column, mask):
-    """Load a row's logits at the token ids `column`, in float32, with penalties and bans applied; -inf outside `mask`.
+    """Load a row's logits at the token ids `column`, in float32, with penalties and bans applied.
 
-    `source` is (pointer to the row before penalties, pointer to the row after them, whether it has penalties or bans).
+    They are -inf outside `mask`. `source` is (pointer to the row before penalties, pointer to the row after them,
+    whether the row has penalties or bans).
     """
     given, penalized, asked = source
     value = tl.load(given + column, mask=mask & (asked == 0), other=float("-inf")).to(tl.float32)
@@ -46,9 +47,10 @@ def logits_of(source, column, mask):
 def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
     """Merge the largest values that the SPLITS programs of one row have found.
 
-    Return (whether this program is the last to arrive, largest value, its token id). `peak` and `place` are what this
-    program found. The last program returns the largest value of all programs; of equal values, the one with the lowest
-    id. The other programs return their own. `peaks` and `places` are scratch, and `arrived` counts the programs.
+    Return (whether this program is the last to arrive, largest value, its token id). `peak` and `place` are the value
+    and the id that this program found. The last program returns the largest value of all programs, with the lowest id
+    among equal values. The other programs return `peak` and `place`. `peaks` and `places` are scratch, and `arrived`
+    counts the programs.
     """
     split = tl.program_id(0)
     tl.store(peaks + row * SPLITS + split, peak)
@@ -99,13 +101,17 @@ def choose_largest(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Find the largest logit of each row; a program takes BLOCK logits of one row.
+    """Find the largest logit of each row. A program takes BLOCK logits of one row.
 
-    `tokens` takes the id of the largest logit, the lowest id among equals, or -1 if that logit is not finite. `tops`
-    takes the logit, or infinity if the id is -1. For rows with a temperature, `masses` takes the sum over tokens of
-    exp((logit - largest logit) / temperature). `group_tops` takes the largest logit of each group of GROUP adjacent
-    token ids. For rows with penalties or bans, the kernel first writes the changed logits to `penalized`, and computes
-    the other outputs from these. `split_masses`, `peaks`, `places` and `arrived` are scratch.
+    Results per row:
+
+    - `tokens`: the id of the largest logit, the lowest among equals; -1 if that logit is infinite, or any is NaN
+    - `tops`: the largest logit, or infinity if the id is -1
+    - `group_tops`, if the row has a temperature: the largest logit of each group of GROUP adjacent token ids
+    - `masses`, if the row has a temperature: the sum over tokens of exp((logit - largest logit) / temperature)
+    - `penalized`, if the row has penalties or bans: the changed logits. All other results are computed from them
+
+    `split_masses`, `peaks`, `places` and `arrived` are scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -164,9 +170,9 @@ def choose_largest(
 
 @triton.jit
 def weight_of(gap, temperature, min_p):
-    """Return exp(-gap / temperature), a token's probability relative to the most likely one; 0 if it is below min_p.
+    """Return exp(-gap / temperature), a token's probability relative to the most likely one. Below min_p, return 0.
 
-    `gap` is the row's largest logit minus the token's.
+    `gap` is the largest logit of the row minus the token's logit.
     """
     weight = tl.exp(gap * (-1.0 / temperature))
     return tl.where(weight >= min_p, weight, 0.0)
@@ -188,12 +194,14 @@ def narrow(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Narrow the range of a search for the least gap such that the listed tokens up to it weigh at least `target`.
+    """Narrow the range in which `least_listed_gap` searches the smallest gap that covers a weight of `target`.
 
-    A token's gap is the row's largest logit `top` minus its logit. The range begins at `low` and has `size` values;
-    both are the bits of a float32 gap as an integer. Return (low, size) of a range of at most END values. Each
-    iteration narrows the range to a quarter. With BY_MASS, a token's weight is its probability relative to the most
-    likely token, else 1. `listed` are the `count` groups of adjacent token ids to search.
+    Return the new (low, size). The range begins at `low` and has `size` values. They are float32 gaps, with their bits
+    read as integers. Each iteration narrows the range to a quarter, until it has at most END values.
+
+    A token's gap is the row's largest logit `top` minus its logit. A gap covers the listed tokens with that gap or a
+    smaller one. With BY_MASS, a token's weight is its probability relative to the most likely token, else 1. `listed`
+    are `count` groups of adjacent token ids.
     """
     while size > END:
         step = (size + 3) // 4
@@ -229,11 +237,14 @@ def least_listed_gap(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Return the least gap such that the listed tokens up to it weigh at least `target`; infinity if all weigh less.
+    """Return the smallest gap that covers tokens with a weight of at least `target` together.
 
-    A token's gap is the row's largest logit `top` minus its logit. With BY_MASS, a token's weight is its probability
-    relative to the most likely token, else 1. `listed` are the `count` groups of adjacent token ids to search. The
-    search ends early if the range holds only one gap of a token, as it always does with logits rounded to bfloat16.
+    A token's gap is the row's largest logit `top` minus its logit. A gap covers the listed tokens with that gap or a
+    smaller one. With BY_MASS, a token's weight is its probability relative to the most likely token, else 1. `listed`
+    are `count` groups of adjacent token ids. The result is infinity if all listed tokens together weigh less.
+
+    The search ends early if the range has only one gap of a token left. With logits rounded to bfloat16 that always
+    happens.
     """
     low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
     low, size = narrow(
@@ -269,10 +280,10 @@ def listed_mass(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Return (summed weight of listed tokens with a depth <= `limit`, summed weight of those with a depth < `limit`).
+    """Sum the weights of listed tokens up to a depth: return (sum for depth <= `limit`, sum for depth < `limit`).
 
     A token's depth is (largest logit `top` - its logit) / temperature. Its weight is exp(-depth), or 0 if that is below
-    min_p. `listed` are the `count` groups of adjacent token ids to search.
+    min_p. `listed` are `count` groups of adjacent token ids.
     """
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
@@ -311,11 +322,11 @@ def find_threshold(
     BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Find which tokens top-k and top-p keep, for each row with a temperature; a program takes one row.
+    """Find which tokens top-k and top-p keep, for each row with a temperature. A program takes one row.
 
-    A token's depth is (largest logit - its logit) / temperature. The outputs are `limits` and `last_ids`: a row keeps
-    the tokens with a depth below its limit, and those at exactly the limit with an id up to its last id. `tops`,
-    `masses`, `group_tops` and `penalized` come from `choose_largest`, and `listed_groups` is scratch.
+    A token's depth is (largest logit - its logit) / temperature. A row keeps the tokens with a depth below its limit.
+    Of the tokens at exactly the limit, it keeps those with an id up to its last id. The outputs are `limits` and
+    `last_ids`. `tops`, `masses`, `group_tops` and `penalized` come from `choose_largest`. `listed_groups` is scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -380,8 +391,8 @@ def find_threshold(
 def gumbel(seed, position, start, BLOCK: tl.constexpr):
     """Return Gumbel noise for the BLOCK token ids from `start` on. `start` is a multiple of 4.
 
-    The noise is `-log(-log(u))` with the random u of `ingot.ir.ops.sampling.uniform`, which depends on seed, position
-    and id.
+    The noise is `-log(-log(u))`. The random number u depends on seed, position and id
+    (`ingot.ir.ops.sampling.uniform`).
     """
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     none = counter * 0
@@ -424,7 +435,8 @@ def draw(
     """Draw the token of each row with a temperature, among the tokens that top-k, top-p and min-p keep (Gumbel-max).
 
     The drawn token has the largest sum of logit / temperature and Gumbel noise. A program takes SHARE logits of one
-    row. Greedy rows keep the `tokens` of `choose_largest`. `limits` and `last_ids` come from `find_threshold`.
+    row. Greedy rows keep their token from `choose_largest` in `tokens`. `limits` and `last_ids` come from
+    `find_threshold`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -10,9 +10,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _slot(page_table, seq, place, real, max_pages, PAGE_SIZE: tl.constexpr):
-    """Return the cache slots of tokens, from their positions `place` and their sequences' indices `seq`.
+    """Return the cache slots of tokens: page number * PAGE_SIZE + place in the page. Padding has the slot -1.
 
-    Where the mask `real` is false, the token is padding and its slot -1.
+    `place` are positions of the tokens, and `seq` the indices of their sequences. The mask `real` is false for padding.
     """
     # A place below 0 has no page; such a token is not a real one.
     page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
@@ -41,9 +41,10 @@ def feed(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `feed`, which begins a step: `ids`, `positions` and `slots` of tokens, `kv_lens` of sequences.
+    """Compute the op `feed`, which begins a step.
 
-    The other arguments are the op's. A program takes BLOCK tokens and BLOCK sequences.
+    The results are `ids`, `positions` and `slots` by token, and `kv_lens` by sequence. The other arguments are the
+    op's. A program takes BLOCK tokens and BLOCK sequences.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -118,8 +119,8 @@ def advance(
 ):
     """Compute the op `advance`, which ends a step: store the last token and the length of each sequence, in place.
 
-    They go to the sequence's device row: its row in the per-sequence states `last_token` and `position`. The arguments
-    are the op's. A program takes BLOCK sequences.
+    The arguments are the op's. `last_token` and `position` have a row per running sequence. `rows` has the row of each
+    sequence of the step. A program takes BLOCK sequences.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -154,7 +155,10 @@ def gather(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Copy row `indices[i]` of the table, WIDTH elements, to row i of `result`; zeros if the table has no such row."""
+    """Copy row `indices[i]` of the table, WIDTH elements, to row i of `result`.
+
+    Row i becomes zeros if the table has no such row.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -26,8 +26,7 @@ def mix_streams(
 ):
     """Compute MIXED weighted sums of the residual streams of x [rows, STREAMS, WIDTH], and write them to `result`.
 
-    `weights` is [rows, MIXED, STREAMS]: for each sum, a weight per stream. A program takes BLOCK columns of one sum of
-    a row.
+    `weights` is [rows, MIXED, STREAMS], a weight per sum and stream. A program takes BLOCK columns of one sum of a row.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -63,8 +62,8 @@ def join(
 ):
     """Concatenate x and y to `result` [rows, GROUPS, WIDTH], along groups or along columns.
 
-    x is [rows, X_GROUPS, X_WIDTH]. If X_GROUPS equals GROUPS, they are joined along columns, else along groups. X_ROW
-    and the like are strides in elements.
+    x is [rows, X_GROUPS, X_WIDTH]. If X_GROUPS equals GROUPS, x and y are joined along columns, else along groups.
+    X_ROW, X_GROUP, X_COLUMN and Y_… are strides in elements.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -19,8 +19,8 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 def _decodes(bucket: BucketClass) -> bool:
     """Return whether the decode kernel alone computes attention in the steps of a bucket class (a range of step sizes).
 
-    It does in steps of up to GPU_FEW_TOKENS tokens. In steps with one token per sequence, it does up to MOST_DECODED
-    tokens: a larger tile would not save reads there, because no two tokens share a context.
+    It does in steps of up to GPU_FEW_TOKENS tokens. If every sequence has one token, it does up to MOST_DECODED tokens.
+    No two tokens then share a context, so a larger tile of queries would save no reads.
     """
     return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else GPU_FEW_TOKENS)
 

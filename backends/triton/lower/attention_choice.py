@@ -17,11 +17,11 @@ _MEASURED_GROUP = 32  # most q heads per cache head in the measured problems
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
-    """Return (the tile sizes for a decode attention, their source: "table" if measured for it, else "heuristic").
+    """Return the tile sizes of a decode attention that was not tuned, and their source.
 
-    The heuristic uses the most tokens of a step, and the bytes of a head in a tile. Heads wider than any measured one
-    get fewer keys per tile. If keys and values have different widths, it chooses the largest tiles that fit on compute
-    capability `sm`.
+    The source is "table" if the sizes were measured for these sizes and dtypes, else "heuristic". The heuristic uses
+    the most tokens of a step and the bytes of a head in a tile. Heads wider than any measured one get fewer keys per
+    tile. If keys and values differ in width, it chooses the largest tiles that fit on compute capability `sm`.
     """
     if not problem.cache_form.equal:
         fitting = fitting_tiles(problem, sm)
@@ -39,7 +39,7 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
 
 
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:
-    """Return the tile sizes measured for this head size and number of tokens of a step; None if there are none."""
+    """Return the tile sizes measured for this head size and number of tokens, or None if there are none."""
     table = DECODE_TILES if problem.append else PAGED_TILES
     by_bytes = next((sizes for tokens, sizes in table.items() if problem.tokens <= tokens), {})
     if problem.cache_dtype != AUTO or power_of_two(problem.group) > _MEASURED_GROUP:
@@ -48,14 +48,15 @@ def _measured(problem: DecodeProblem) -> DecodeTiles | None:
 
 
 def enough_warps(problem: DecodeProblem, tiles: DecodeTiles) -> DecodeTiles:
-    """Return the tile sizes `tiles` with enough warps for all the q heads that read one head of the cache."""
+    """Return `tiles` with enough warps: at least one for each 16 q heads that share a head of the cache."""
     return replace(tiles, warps=max(tiles.warps, power_of_two(problem.group) // _WARP_ROWS))
 
 
 def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
     """Return the largest tile sizes that fit on compute capability `sm`, for keys and values of different widths.
 
-    The caller has checked that the smallest tiles fit, and has divided groups of q heads that are too large for a tile.
+    The caller has checked that the smallest tiles fit. It has also divided groups of q heads that are too large for a
+    tile.
     """
     form = tiled(problem.cache_form, problem.kv_heads, problem.group)
     return form_tiles(tile_widths_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)

@@ -47,19 +47,18 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
 
 
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
-    """Add a launch of decode attention for a mixed step: for its sequences that have only one token in the step.
+    """Add a launch of decode attention for the sequences of a mixed step that have only one token in it.
 
-    The launch writes the rows of these sequences in `out` [T, heads, dim] and, unless None, in `lse` [T, heads], the
-    log-sum-exp.
+    The launch writes the rows of these sequences in `out` [T, heads, dim]. If `lse` [T, heads] is given, it also writes
+    their log-sum-exp.
     """
     _launch(call, attention, schedule, (out, lse), schedule.most_sequences, None, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
-    """Return how many sequences the kernel's loops over sequences take per iteration, to load their lengths.
+    """Return how many sequences the kernel's loops over sequences take per iteration. The loops load sequence lengths.
 
-    A step has at most `tokens` tokens. `single` says that the kernel computes only sequences with one token in the
-    step.
+    A step has at most `tokens` tokens. With `single`, the kernel computes only sequences with one token in the step.
     """
     if tokens <= GPU_FEW_TOKENS:
         return WARP  # sums stay within each warp
@@ -78,12 +77,13 @@ def _launch(
     append: bool,
     single: bool,
 ) -> None:
-    """Add the launch of decode attention for steps of up to `most_tokens` tokens.
+    """Add the launch of decode attention to `schedule`, for steps of up to `most_tokens` tokens.
 
-    `results` are the buffers (attention, log-sum-exp or None). With `append`, the kernel norms and rotates q and k, and
-    writes k and v. With `single`, it computes only sequences with one token in the step. `sharing` is the table of
-    shared prefixes, or None. With a table, this launch runs in steps without shared prefixes; the function adds two
-    more launches for steps that have them.
+    `results` are the buffers (attention, log-sum-exp or None). With `append`, the kernel also norms and rotates q and
+    k, and writes k and v. With `single`, it computes only sequences with one token in the step.
+
+    `sharing` is the table of shared prefixes, or None. With a table, the function adds three launches. One runs in
+    steps without shared prefixes, the other two in steps with them.
     """
     if not attention.equal:
         held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))

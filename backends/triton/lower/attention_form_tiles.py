@@ -28,7 +28,7 @@ class TileWidths:
     """The widths of an attention kernel's tiles for one head, in elements.
 
     `key` is the width of queries and keys. `value` is the width of values, or 0 if values are part of the keys. `sum`
-    is the width of an accumulator; each row of queries has `sums` accumulators. `itemsize` is the bytes of an element.
+    is the width of an accumulator, and each row of queries has `sums` of them. `itemsize` is the bytes of an element.
     """
 
     key: int
@@ -44,7 +44,10 @@ class TileWidths:
 
 @dataclass(frozen=True)
 class FormTiles:
-    """The tile sizes of an attention kernel: `rows` queries and `keys` keys, with its warps and loop stages."""
+    """The tile sizes and launch parameters of an attention kernel.
+
+    A tile has `rows` queries and `keys` keys. A program has `warps` warps, and its loop `stages` stages.
+    """
 
     rows: int
     keys: int
@@ -55,8 +58,8 @@ class FormTiles:
 def form_tiles(widths: TileWidths, sm: int, want: Callable[[bool, str], None], most_rows: int) -> FormTiles:
     """Return the largest tiles that fit on compute capability `sm`, with at most `most_rows` queries.
 
-    `widths` are the widths of the kernel's tiles. If even the smallest tiles do not fit, call `want(False, reason)`,
-    which must refuse the call by an exception.
+    `widths` are the widths of the kernel's tiles. If even the smallest tiles do not fit, it calls `want(False,
+    reason)`, which raises an exception.
     """
     share = _SHARE_OF_FLOAT32 if widths.itemsize == 4 else 1
     needed = widths.shared(LEAST, LEAST)

@@ -20,9 +20,9 @@ def schedule_prefill(
 ) -> None:
     """Add the launch of prefill attention for sequences with at least `least` tokens in the step.
 
-    The launch writes the rows of these sequences in `out` [T, heads, dim] and, unless None, in `lse` [T, heads], the
-    log-sum-exp. It also clears the rows of padding tokens. `ancestors` [T] are bit masks of a draft tree: which tokens
-    of the step each token sees.
+    The launch writes the rows of these sequences in `out` [T, heads, dim]. If `lse` [T, heads] is given, it also writes
+    their log-sum-exp. It clears the rows of padding tokens. `ancestors` [T] are bit sets of a draft tree: the tokens of
+    the step that each token sees.
     """
     # Tiles by the capacity of registers and shared memory, as ptxas reports for compute capability 9.0: an accumulator
     # of 128 rows of 128 elements in 8 warps. Float32 does not use tensor cores and takes a quarter of that.

@@ -20,14 +20,18 @@ _VALUES, _LATENT = "values", "latent"
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """A decode attention to choose tile sizes for: steps of up to `tokens` tokens, `kv_heads` heads of `dim` elements.
+    """The properties of a decode attention that its tile sizes depend on.
 
-    `kv_heads` counts k/v heads, and `group` q heads share each. A page has `page` positions. With `append`, the same
-    launch norms and rotates q and k, and writes k and v. `dtype` is the IR name of the dtype of q, k and v;
-    `cache_dtype` that of the cache, or "auto" if it is the same.
-
-    `form` is "equal" if keys and values have one width. It is "values_N" for values of N elements, and "latent_N" if
-    values are the first N elements of keys. `sharing` adjacent kv heads read the same head of the cache.
+    - `tokens`: the most tokens of a step
+    - `kv_heads`, `dim`: the number of k/v heads, and the elements of a head
+    - `group`: how many q heads share a k/v head
+    - `page`: the positions of a page
+    - `append`: the launch also norms and rotates q and k, and writes k and v
+    - `dtype`: the IR name of the dtype of q, k and v, such as "bf16"
+    - `cache_dtype`: the IR name of the dtype of the cache, or "auto" if it is `dtype`
+    - `form`: "equal" if keys and values have one width. "values_N" if values have N elements. "latent_N" if values are
+      the first N elements of keys
+    - `sharing`: how many adjacent k/v heads read one head of the cache
     """
 
     kv_heads: int
@@ -43,7 +47,7 @@ class DecodeProblem:
 
     @staticmethod
     def of(choice: Choice) -> "DecodeProblem":
-        """Return the decode attention that `choice`, an entry of the tuning log, has tile sizes for.
+        """Return the decode attention for which `choice`, an entry of the tuning log, records tile sizes.
 
         Raises TypeError or ValueError if the entry does not describe a decode attention.
         """
@@ -78,12 +82,12 @@ class DecodeProblem:
 
     @property
     def cache_heads(self) -> int:
-        """Return the number of heads in the KV cache: fewer than `kv_heads` if adjacent k/v heads share one."""
+        """Return the number of heads in the KV cache. It is below `kv_heads` if adjacent k/v heads share one."""
         return self.kv_heads // self.sharing
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one key: one position of one head."""
+        """Return the bytes of the key of one position and one head."""
         return self.dim * DTYPES[self.cached_as].itemsize
 
     @property
@@ -99,7 +103,7 @@ class DecodeProblem:
 def form_name(form: CacheForm) -> str:
     """Return the name of a cache form (widths of keys and values) in the tuning log: equal, values_N or latent_N.
 
-    N is the number of elements of a value. In "latent_N", a value is the first N elements of its key.
+    N is the number of elements of a value. With "latent_N", a value is the first N elements of its key.
     """
     if form.equal:
         return EQUAL

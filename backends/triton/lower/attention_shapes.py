@@ -26,11 +26,12 @@ _WIDEST_TILE = 512
 
 @dataclass(frozen=True)
 class Attention:
-    """A paged attention call, in the terms that its kernels take.
+    """A paged attention call, translated to the arguments of its kernels.
 
-    `cache` has the heads and memory layout of the KV cache, `fed` the strides of q, k and v, `form` the head and tile
-    sizes, `scores` the scale, mask and soft cap. `itemsize` is the bytes of an element of q. `tokens` and `sequences`
-    are the sizes of the dims T and B. `arguments` are the run-time arguments that all kernels take, by name.
+    `cache` has the heads and the memory layout of the KV cache. `fed` has the strides of q, k and v. `form` has the
+    head and tile sizes, and `scores` the scale, mask and soft cap. `itemsize` is the bytes of an element of q. `tokens`
+    and `sequences` are the sizes of the dims T and B. `arguments` are the run-time arguments that all kernels take, by
+    name.
     """
 
     cache: Cache
@@ -53,14 +54,14 @@ class Attention:
         return self.cache.form.equal
 
     def tile_widths(self, sums: int) -> TileWidths:
-        """Return the widths of an attention kernel's tiles, if it has `sums` accumulators per row of queries."""
+        """Return the widths of a kernel's tiles. The kernel has `sums` accumulators per row of queries."""
         return tile_widths_of(self.form, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
         """Return this attention with at most `most` q heads in a tile.
 
-        If more q heads share a k/v head, `form` of the result has several k/v heads in place of that one. They read the
-        same head of the cache.
+        If more q heads share a k/v head, the result counts that head as several k/v heads. They read one head of the
+        cache.
         """
         group = max(size for size in range(1, most + 1) if self.form.group % size == 0)
         sharing = self.form.group // group
@@ -78,10 +79,11 @@ def tile_widths_of(form: Form, sums: int, itemsize: int) -> TileWidths:
 
 
 def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
-    """Return the head sizes of an attention with the sizes of the tiles that hold a head.
+    """Return the head sizes of an attention, with the sizes of the tiles that hold a head.
 
-    `form` has the widths of keys and values in the cache, and `group` q heads share each of `kv_heads` k/v heads. If
-    keys and values differ in width, a key may take two tiles: one of 576 elements takes 512 and 64, not 1024.
+    `form` has the widths of keys and values in the cache. `group` q heads share each of `kv_heads` k/v heads. If keys
+    and values differ in width, a key may take two tiles. For example, 576 elements take tiles of 512 and 64, not one of
+    1024.
     """
     block, tail = tile_width(form.key_width), 0
     if not form.equal and form.key_width > block // 2 >= LEAST:
@@ -105,12 +107,12 @@ def _form_of(call: Call, cache: Cache) -> Form:
 
 
 def mask_of(call: Call) -> Mask:
-    """Return the attention mask that the call's attribute "mask" names; "causal" if the call has no such attribute."""
+    """Return the attention mask of a call, from its attribute "mask". Without that attribute, it is causal."""
     return Mask.named(call.attributes.get("mask", CAUSAL.name))
 
 
 def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
-    """Add the output buffers of an attention call to `schedule`, and return them: (attention, log-sum-exp or None)."""
+    """Add the output buffers of an attention call to `schedule`. Return (attention, log-sum-exp or None)."""
     out, *lse = (schedule.output(result) for result in call.results)
     return out, lse[0] if lse else None
 
@@ -124,9 +126,9 @@ def scores_of(call: Call) -> Scores:
 
 
 def attention_of(call: Call, sm: int) -> Attention:
-    """Return a paged attention call in the terms that its kernels take. `sm` is the compute capability, 90 for Hopper.
+    """Return a paged attention call, translated to the arguments of its kernels.
 
-    Raises Refused if the kernels do not support its cache or heads.
+    `sm` is the compute capability, 90 for Hopper. Raises Refused if the kernels do not support its cache or heads.
     """
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")

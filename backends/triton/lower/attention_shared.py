@@ -28,9 +28,9 @@ _ALL_SPLITS, _MAX_SPLITS, _LEAST_SPLITS = 512, 16, 2
 class Prefixes(NamedTuple):
     """The arguments of `decode_attention` for shared prefixes. All are None in steps without shared prefixes.
 
-    `sharing` is the table of prefixes and their sequences. A prefix is cut into splits: `attention` holds the attention
-    of each sequence over each split, and `sizes` the logarithm of the split's sum of weights. `splits` is the number of
-    splits by sequence. `cut` are the constants by which the splits were made.
+    `sharing` is the table of prefixes and their sequences. `cut` says how prefixes were divided into splits.
+    `attention` holds the attention of each sequence over each split, and `sizes` the logarithm of the split's sum of
+    weights. `splits` is the number of splits of each sequence.
     """
 
     sharing: Value | None = None
@@ -43,16 +43,17 @@ class Prefixes(NamedTuple):
 def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
     """Return the call's table of shared prefixes, or None if the kernels read each sequence's prefix separately.
 
-    It is None for steps of one token, and if keys and values have different widths, which the kernel does not support.
+    It is None for steps of one token. It is also None if keys and values differ in width, which the kernel does not
+    support.
     """
     return call.optional("sharing") if schedule.bucket.tokens[1] > 1 and attention.equal else None
 
 
 def when(sharing: Value, *, shared: bool) -> Expr:
-    """Return an expression that turns a launch on or off: a factor of its grid that is 1 or 0.
+    """Return a factor for the grid of a launch, 1 or 0. The factor 0 skips the launch.
 
-    With `shared`, it is 1 in steps with shared prefixes and 0 in other steps; without, the reverse. `sharing` is the
-    table of shared prefixes.
+    With `shared`, it is 1 in steps with shared prefixes, and 0 in other steps. Without `shared`, it is 0 in steps with
+    shared prefixes, and 1 in others. `sharing` is the table of shared prefixes.
     """
     rows = Term(op="min", left=sharing.type.shape[0], right=2)
     return Term(op="sub", left=rows, right=1) if shared else Term(op="sub", left=2, right=rows)
@@ -61,8 +62,9 @@ def when(sharing: Value, *, shared: bool) -> Expr:
 def _keys(rows: int, dim: int) -> int:
     """Return how many keys a tile has, for `rows` rows of queries and heads of `dim` elements.
 
-    Measured on an H200 with 64 sequences that share 8192 positions, heads of 64 and 128: 128 keys take 0.92 and 0.89 of
-    the time of 64. With tiles of 64 rows, 64 keys are faster. Heads above 128 elements fill the registers.
+    Heads above 128 elements fill the registers, so they get 32 keys. Otherwise, tiles of 128 rows are faster with 128
+    keys, and tiles of 64 rows with 64. On an H200, with 64 sequences that share 8192 positions, 128 keys take 0.92
+    (heads of 64) and 0.89 (heads of 128) of the time of 64 keys.
     """
     if dim > 128:
         return 32
@@ -74,7 +76,7 @@ def schedule_shared(
 ) -> Prefixes:
     """Add the launch of `shared_attention` to `schedule`. Return its results, as arguments for `decode_attention`.
 
-    `sharing` is the table of shared prefixes. `head` says how to norm and rotate q; None if q is already prepared.
+    `sharing` is the table of shared prefixes. `head` says how to norm and rotate q, or is None if q needs neither.
     """
     kv_heads, group, dim = attention.form.kv_heads, attention.form.group, attention.form.value_dim
     rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]

@@ -26,9 +26,9 @@ _HALVED = 16
 class SplitLimits:
     """The limits of split-K in decode attention: how many programs (splits) may share one context.
 
-    Each (token, k/v head) has `base` splits, and up to `most` for a long context. The kernel divides the positions that
-    all tokens read into `shares` parts; a context longer than such a part gets more splits. With 0 shares, no context
-    has more than `base`.
+    Each (token, k/v head) has at least `base` and at most `most` splits. The kernel divides the positions that all
+    tokens read into `shares` parts. A context longer than a part gets more splits. If `shares` is 0, all contexts have
+    `base` splits.
     """
 
     base: int
@@ -37,12 +37,12 @@ class SplitLimits:
 
 
 def heads_at_once(problem: DecodeProblem) -> int:
-    """Return for how many q heads at once the decode kernel merges splits: in one iteration of a loop."""
+    """Return for how many q heads the decode kernel merges splits in one iteration of its loop."""
     return min(power_of_two(problem.group), _COMBINED_HEADS)
 
 
 def splits_at_once(problem: DecodeProblem) -> int:
-    """Return how many splits (parts of a context) the decode kernel merges at once: in one iteration of a loop."""
+    """Return how many splits (parts of a context) the decode kernel merges in one iteration of its loop."""
     result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
     return max(1, _COMBINED[problem.tokens == 1] // result)
 
@@ -50,7 +50,7 @@ def splits_at_once(problem: DecodeProblem) -> int:
 def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
     """Return the limits of split-K for a decode attention, on a GPU of `cores` multiprocessors.
 
-    In steps of one token, every context has the same number of splits. In other steps, long contexts get more splits.
+    In steps of one token, all contexts have equally many splits. In other steps, long contexts get more splits.
     """
     most_splits = _MAX_SPLITS
     if not problem.cache_form.equal:

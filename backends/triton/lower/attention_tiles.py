@@ -8,9 +8,10 @@ from dataclasses import dataclass
 class DecodeTiles:
     """The tile sizes and launch parameters of the kernel `decode_attention`.
 
-    A tile has `keys` keys. The loop has `stages` stages, half of them with tiles in flight and half with page ids.
-    Contexts are split so that each multiprocessor has about `programs` programs. Before it waits for the previous
-    kernel, a program loads its first tile if `early` is 1, and prefetches the `ahead` tiles after it into the L2 cache.
+    A tile has `keys` keys. The loop has `stages` stages: every second one has a tile in flight, and the rest have page
+    ids. Contexts are split so that each multiprocessor has about `programs` programs of `warps` warps. Before it waits
+    for the previous kernel, a program loads its first tile if `early` is 1. It also prefetches the next `ahead` tiles
+    into the L2 cache.
     """
 
     keys: int

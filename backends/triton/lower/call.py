@@ -11,10 +11,11 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, as the lowering takes it that translates it into kernel launches. `op` is the op's name.
+    """A call of an op, the argument of a lowering (a function that translates calls into kernel launches).
 
-    `values` are the call's tensors by parameter name (None for an absent optional one), `attributes` its other
-    arguments by name. `results` are the types of its results, without updated states such as the KV cache.
+    `op` is the op's name. `values` are the call's tensors by parameter name, None for an absent optional one.
+    `attributes` are its other arguments by name. `results` are the types of its results, without updated states such as
+    the KV cache.
     """
 
     op: str
@@ -29,11 +30,11 @@ class Call:
         return value
 
     def optional(self, name: str) -> Value | None:
-        """Return the tensor of the parameter `name`; None if the call does not have it."""
+        """Return the tensor of the parameter `name`, or None if the call does not have it."""
         return self.values.get(name)
 
     def want(self, holds: bool, reason: str) -> None:
-        """Raise Refused with the text `reason` if the condition `holds` is false."""
+        """Raise Refused with the text `reason` if `holds` is false."""
         if not holds:
             raise Refused(reason)
 

@@ -8,9 +8,9 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 
 def _arithmetic(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launch for aten's add or mul to `schedule`: of a tensor `x`, and a number or a tensor that broadcasts.
+    """Add the launch for aten's add or mul to `schedule`, of a tensor and a number or another tensor.
 
-    If the second operand is a tensor, the attribute `alpha`, a factor of it, must be 1.
+    The second tensor is broadcast. Its factor, the attribute `alpha`, must be 1.
     """
     x, other, (target,) = call.value("x"), call.optional("other"), call.results
     want_floats(call, "x", *(("other",) if other else ()))

@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 def static(value: Value, axis: int) -> int:
-    """Return the size of an axis of a tensor, which must be a number and not the name of a dim."""
+    """Return the size of an axis of a tensor. It must be a number, not a symbolic dim such as "T"."""
     size = value.type.shape[axis]
     assert isinstance(size, int), f"{value.type} along axis {axis}"
     return size
@@ -23,7 +23,7 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """The KV cache of a call: its number of heads, the widths of keys and values (`form`), its strides (`layout`)."""
+    """The KV cache of a call: its number of k/v heads, widths of keys and values (`form`), and strides (`layout`)."""
 
     kv_heads: int
     form: CacheForm
@@ -54,7 +54,7 @@ def want_equal(call: Call, cache: Cache) -> None:
 
 
 def strides_of(call: Call, name: str) -> Strides | None:
-    """Return the strides of the call's tensor `name` [T, H, D]; None if the call does not have it.
+    """Return the strides of the call's tensor `name` [T, H, D], or None if the call does not have it.
 
     Raises Refused if its last axis is strided.
     """
@@ -64,12 +64,15 @@ def strides_of(call: Call, name: str) -> Strides | None:
 
 
 def fed_of(call: Call) -> Fed:
-    """Return the strides of q, k and v of a call; None for a tensor that the call does not have."""
+    """Return the strides of q, k and v of a call. None stands for a tensor that the call does not have."""
     return Fed(*(strides_of(call, name) for name in ("q", "k", "v")))
 
 
 def head_width(call: Call, name: str) -> int:
-    """Return the elements of a head of the tensor `name`. Raises Refused if a head does not fit into one tile."""
+    """Return the number of elements of a head of the tensor `name`.
+
+    Raises Refused if a head does not fit into one tile.
+    """
     dim = static(call.value(name), 2)
     call.want(dim <= WIDEST, f"heads of {dim} elements, more than {WIDEST}")
     return dim
@@ -94,5 +97,5 @@ def want_cache_dtype(call: Call, sm: int, name: str) -> None:
 
 
 def tokens_of(call: Call, name: str) -> Expr:
-    """Return the number of tokens: the first size of the call's tensor `name` [T, …]."""
+    """Return the number of tokens of a call, the first size of its tensor `name` [T, …]."""
     return call.value(name).type.shape[0]

@@ -25,7 +25,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches of one call of `linear`, without fused ops, to `schedule`, and return its result.
+    """Add the launches of one call of `linear`, without fused ops, to `schedule`, and return the result.
 
     Raises Refused if no kernel supports the call.
     """
@@ -62,7 +62,7 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
 def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
     """Add the launches of a batch-invariant matmul to `schedule`, and return the result. x has up to `most` rows.
 
-    The matmul sums in the same order for any number of rows, so the bits of a row do not depend on the other rows.
+    The matmul sums in one order for any number of rows. The bits of a row therefore do not depend on other rows.
     """
     product = linear.problem(most).product()
     if not invariant_products(schedule.sm, product.dtype):
@@ -76,17 +76,18 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
 
 
 def padded_tokens(most: int) -> int:
-    """Return how many rows of x a kernel for up to `most` rows is compiled for: 1, or a power of two from 16 on.
+    """Return how many rows of x a kernel is compiled for, if x has up to `most` rows.
 
-    16 is the least size of an operand of `tl.dot`.
+    The number is 1, or a power of two from 16 on, the least size of an operand of `tl.dot`.
     """
     return 1 if most == 1 else max(16, power_of_two(most))
 
 
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
-    """Return an upper bound of the rows of x in a step: a fixed number, or the most tokens of the bucket class.
+    """Return an upper bound of the rows of x in a step.
 
-    A bucket class is a range of step sizes. Raises Refused if the number of rows is a dim other than T, L and B.
+    It is a fixed number, or the most tokens of the bucket class (range of step sizes). Raises Refused if the number of
+    rows is a dim other than T, L and B.
     """
     rows = linear.rows
     if isinstance(rows, str) and rows not in ("T", "L", "B"):

@@ -12,7 +12,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Norm:
-    """An rms_norm of x that is fused before a matmul: its weight and epsilon."""
+    """An rms_norm of x that is fused before a matmul. It has a weight and an epsilon."""
 
     weight: Value
     eps: float
@@ -20,10 +20,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate that is fused after a matmul: `activation(first) * second`, where both are parts of the matmul's columns.
+    """A gate that is fused after a matmul: `activation(first) * second`. Both are parts of the matmul's columns.
 
-    `gate` is the first column of the part in the activation, `up` that of the other part. `activation` is "silu",
-    "gelu" or "gelu_tanh".
+    `gate` is the first column of the part in the activation, and `up` the first column of the other part. `activation`
+    is "silu", "gelu" or "gelu_tanh".
     """
 
     activation: str
@@ -35,8 +35,8 @@ class Gate:
 class Linear:
     """A matmul with fused ops: `linear(norm(x), weight, bias)`, then the gate or `activation`, then plus `residual`.
 
-    A field of None means that the matmul has no such op. `result` is the type of the result. Only the norm's result and
-    the final result are rounded; the values between are float32.
+    A field of None means that the matmul has no such op. `result` is the type of the result. The norm's result and the
+    final result are rounded. All values between them are float32.
     """
 
     x: Value
@@ -60,11 +60,14 @@ class Linear:
 
     @property
     def depth(self) -> int:
-        """Return the number of columns of x (K): each result is a sum over so many elements."""
+        """Return the number of columns of x (K). Each element of the result is a sum of K terms."""
         return static_size(self.x.type.shape[1])
 
     def problem(self, tokens: int) -> LinearProblem:
-        """Return the key of this matmul in the tuning log, for a kernel for `tokens` rows of x: 1, 16, 32 or 64."""
+        """Return the properties of this matmul that its tile sizes depend on: its key in the tuning log.
+
+        `tokens` is the number of rows of x that the kernel is compiled for: 1, 16, 32 or 64.
+        """
         return LinearProblem(
             columns=self.columns,
             depth=self.depth,
@@ -79,7 +82,7 @@ class Linear:
 
 
 def static_size(size: int | str) -> int:
-    """Return a size of a matmul, which must be a number. Raises Refused if it is the name of a dim."""
+    """Return a size of a matmul if it is a number. Raises Refused if it is the name of a dim."""
     if isinstance(size, str):
         raise Refused(f"a matmul over the size '{size}', where kernels need a number")
     return size

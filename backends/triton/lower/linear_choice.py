@@ -17,9 +17,10 @@ _MOST_SPLITS = 8
 
 
 def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
-    """Return (the tile sizes of a matmul, their source: "table" if measured for this matmul, else "heuristic").
+    """Return the tile sizes of a matmul that was not tuned, and their source.
 
-    `tokens` are the rows of x that the kernel is compiled for: 1, 16, 32 or 64. `sm` is the compute capability.
+    The source is "table" if they were measured for this matmul, else "heuristic". `tokens` is the number of rows of x
+    that the kernel is compiled for: 1, 16, 32 or 64. `sm` is the compute capability.
     """
     chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, sm)
     return chosen, "table" if product in _measured(tokens) else "heuristic"
@@ -28,7 +29,7 @@ def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | T
 def known_microseconds(product: Product, tokens: int, sm: int) -> float | None:
     """Return the measured microseconds of a matmul with the tile sizes of `known_tiles`.
 
-    Return None if the matmul was not measured, or not on compute capability `sm`.
+    Return None if the matmul was not measured on compute capability `sm`.
     """
     measured = _measured(tokens)
     return measured[product].microseconds if sm == MEASURED_SM and product in measured else None
@@ -37,7 +38,7 @@ def known_microseconds(product: Product, tokens: int, sm: int) -> float | None:
 def matvec_tiles(product: Product) -> MatvecTiles:
     """Return the tile sizes of a matmul with one row of x.
 
-    They are the tile sizes of the most similar measured matmul, made to fit this one.
+    They come from the most similar measured matmul, and are changed to fit this one.
     """
     found = MATVEC[_nearest(product, MATVEC)].tiles
     return replace(found, block_k=_block_k(found.block_k, product))
@@ -46,7 +47,7 @@ def matvec_tiles(product: Product) -> MatvecTiles:
 def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     """Return the tile sizes of a matmul for a kernel of `tokens` rows of x: 16, 32 or 64.
 
-    They are those of the most similar measured matmul, made to fit on compute capability `sm`.
+    They come from the most similar measured matmul, and are changed to fit on compute capability `sm`.
     """
     nearest = _nearest(product, TILES[tokens])
     found = TILES[tokens][nearest].tiles
@@ -60,8 +61,8 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
 def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
     """Return the tile sizes `chosen`, changed so that the loop's stages fit into the shared memory of the GPU.
 
-    The result has fewer stages, and, if not even two stages fit, a smaller `block_k`. `tokens` are the rows of x in a
-    tile.
+    The result has fewer stages. If not even two stages fit, it also has a smaller `block_k`. `tokens` is the number of
+    rows of x in a tile.
     """
     block_k = chosen.block_k
     stages = min(chosen.stages, _most_stages(product, chosen, block_k, tokens, sm))
@@ -72,9 +73,9 @@ def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
 
 
 def share_of(depth: int, chosen: Tiles) -> int:
-    """Return how many of the weight's `depth` columns (K) each split sums over: whole blocks of `block_k` columns.
+    """Return how many columns of the weight each split sums over, a multiple of `block_k`.
 
-    A split is a part of K; the field `splits` of `chosen` is their number.
+    `depth` is the number of columns (K). A split is a part of K. `chosen.splits` is the number of splits.
     """
     return -(-depth // (chosen.splits * chosen.block_k)) * chosen.block_k
 
@@ -84,10 +85,9 @@ def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[
 
 
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:
-    """Return the measured matmul that is most similar to `product`: both have a gate, or neither has.
+    """Return the measured matmul that is most similar to `product`. Both have a gate, or neither has.
 
-    The distance of two matmuls is the log2 ratio of their columns plus that of their depths (K), both as absolute
-    values.
+    The distance of two matmuls is |log2 of the ratio of their columns| + |log2 of the ratio of their depths (K)|.
     """
 
     def distance(other: Product) -> float:
@@ -99,7 +99,7 @@ def _nearest(product: Product, measured: Iterable[Product]) -> Product:
 def _block_k(measured: int, product: Product) -> int:
     """Return a `block_k` (columns of the weight per block) with as many bytes as `measured` columns of bf16.
 
-    It is at most the matmul's depth (K), rounded up to a power of two.
+    The limit is the depth (K) of the matmul, rounded up to a power of two.
     """
     size = measured * torch.bfloat16.itemsize // product.dtype.itemsize
     return max(_LEAST, min(size, 1 << (product.depth - 1).bit_length()))

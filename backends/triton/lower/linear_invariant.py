@@ -21,9 +21,9 @@ _SPLIT_FOR = 16
 
 @dataclass(frozen=True)
 class Sums:
-    """The order in which a batch-invariant matmul sums along K: first over each of `splits` parts, then over the parts.
+    """The order in which a batch-invariant matmul sums along K. K is divided into `splits` parts of `share` elements.
 
-    A part has `share` elements; the last part has the rest. The sums of the parts are added in order.
+    Each part is summed first. Then the sums of the parts are added in order. The last part may be shorter.
     """
 
     splits: int
@@ -35,7 +35,7 @@ class BlockTiles:
     """The tile sizes and launch parameters of the matmul kernel `linear_blocks`.
 
     A tile has `tokens` rows and `block_n` columns of the result. `stages` blocks of `block_k` columns of the weight are
-    in flight. `together` successive tiles of rows read the same weights, which stay in the L2 cache.
+    in flight. `together` successive tiles read the same rows of the weight, so these stay in the L2 cache.
     """
 
     tokens: int
@@ -49,15 +49,15 @@ class BlockTiles:
 def invariant_products(sm: int, dtype: torch.dtype) -> bool:
     """Return whether matmuls of a dtype can be batch-invariant on compute capability `sm`.
 
-    They can if Triton uses the same tensor-core instruction for all tile sizes of this file. That instruction is wgmma
-    on Hopper: there Triton uses it for 64 or more rows of the left operand, in blocks of 4 or more warps. Before
-    Hopper, and on consumer GPUs of Blackwell, it is mma. float32 uses no tensor cores.
+    They can if Triton uses one kind of tensor-core instruction for all tile sizes of this file. Before Hopper, and on
+    consumer GPUs of Blackwell, that is mma. On Hopper it is wgmma: Triton uses it for 64 or more rows of the left
+    operand, in blocks of 4 or more warps. float32 uses no tensor cores.
     """
     return dtype is torch.float32 or 80 <= sm <= 90 or sm >= 120
 
 
 def sums_of(product: Product, sm: int) -> Sums:
-    """Return the order in which a batch-invariant matmul sums along K, the same for steps of all sizes."""
+    """Return the order in which a batch-invariant matmul sums along K. It is equal for steps of all sizes."""
     share = share_of(product.depth, tiles(product, _SPLIT_FOR, sm))
     return Sums(-(-product.depth // share), share)
 
@@ -65,7 +65,7 @@ def sums_of(product: Product, sm: int) -> Sums:
 def few_tiles(product: Product, tokens: int, sm: int) -> Tiles:
     """Return the tile sizes of a batch-invariant matmul for few rows of x, for the kernel `linear_tile`.
 
-    `tokens` are the rows of x that the kernel is compiled for: 16, 32 or 64.
+    `tokens` is the number of rows of x that the kernel is compiled for: 16, 32 or 64.
     """
     chosen = tiles(product, _SPLIT_FOR, sm)
     return fitted(replace(chosen, splits=sums_of(product, sm).splits), product, tokens, sm)
@@ -74,7 +74,8 @@ def few_tiles(product: Product, tokens: int, sm: int) -> Tiles:
 def block_tiles(product: Product, sums: Sums, sm: int) -> BlockTiles:
     """Return the tile sizes of a batch-invariant matmul for more than 64 rows of x, for the kernel `linear_blocks`.
 
-    `sums` is the order in which it sums along K. `block_k` of the result is a power of two that divides a split of K.
+    `sums` is the order in which it sums along K. The `block_k` of the result is a power of two that divides
+    `sums.share`.
     """
     power = sums.share & -sums.share
     if product.dtype is torch.float32:

@@ -57,7 +57,7 @@ def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Va
 def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, share: int) -> Value:
     """Add the launch of `linear_tile`, the tensor-core matmul kernel for up to `tokens` rows, and return the result.
 
-    `chosen` are the tile sizes. Each split of K sums over `share` columns of the weight.
+    `chosen` are the tile sizes. Each split (part of K) sums over `share` columns of the weight.
     """
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
@@ -100,7 +100,7 @@ def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, 
 def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: Sums) -> Value:
     """Add the launch of `linear_blocks`, the batch-invariant matmul kernel for many rows, and return the result.
 
-    `chosen` are the tile sizes, and `sums` is the order in which the kernel sums along K.
+    `chosen` are the tile sizes. `sums` is the order in which the kernel sums along K.
     """
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
@@ -134,9 +134,9 @@ def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: 
 
 
 def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
-    """Add a separate launch of the norm that comes before a matmul of several rows, and return the normed x.
+    """Add a separate launch of the norm before a matmul of several rows, and return the normed x.
 
-    The norm is not fused there: each program of the matmul kernel would read all of x twice.
+    A fused norm would make each program of the matmul kernel read all of x twice.
     """
     rows, depth = x.type.shape[0], static_size(x.type.shape[1])
     normed = schedule.scratch(x.type.dtype, (rows, depth))

@@ -15,12 +15,12 @@ ROWS = (1, *TILES)
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """A matmul to choose tile sizes for: [`tokens`, `depth`] times [`depth`, `columns`], with its fused ops.
+    """The properties of a matmul that its tile sizes depend on: its key in the tuning log.
 
-    `tokens` are the rows of x that the kernel is compiled for. With `gated`, each column of the result is
-    activation(gate) * up, so it needs two rows of the weight. `norm` and `residual` say whether these ops are fused.
-    `dtype` is the IR name of the dtype of x and of the weight's elements, `result` that of the result. `packing` is the
-    order in which the weight is stored.
+    It multiplies [`tokens`, `depth`] by [`depth`, `columns`]. `tokens` is the number of rows of x that the kernel is
+    compiled for. With `gated`, a column of the result is activation(gate) * up, so the weight has two rows per column.
+    `norm` and `residual` say whether these ops are fused. `dtype` is the IR name of the dtype of x and the weight, and
+    `result` the one of the result. `packing` is the order in which the weight is stored.
     """
 
     columns: int
@@ -35,7 +35,7 @@ class LinearProblem:
 
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
-        """Return the matmul that `choice`, an entry of the tuning log, has tile sizes for.
+        """Return the matmul for which `choice`, an entry of the tuning log, records tile sizes.
 
         Raises TypeError or ValueError if the entry does not describe a matmul.
         """
@@ -46,7 +46,7 @@ class LinearProblem:
 
     @property
     def tiles_kind(self) -> type[MatvecTiles] | type[Tiles]:
-        """Return the dataclass that holds the tile sizes: MatvecTiles for one row of x, Tiles for several rows."""
+        """Return the dataclass of the tile sizes: MatvecTiles for one row of x, Tiles for several rows."""
         return MatvecTiles if self.tokens == 1 else Tiles
 
     @property
@@ -60,9 +60,9 @@ class LinearProblem:
         return self.rows * self.depth * DTYPES[self.dtype].itemsize
 
     def product(self) -> Product:
-        """Return the matmul without its fused norm and residual. It is the key of the tables of measured tile sizes."""
+        """Return the matmul without its fused norm and residual: its key in the tables of measured tile sizes."""
         return Product(self.columns, self.depth, self.gated, DTYPES[self.dtype])
 
     def fields(self) -> dict[str, bool | int | str]:
-        """Return the fields by name, as the tuning log stores them. `packing` is left out for an unpacked weight."""
+        """Return the fields by name, as the tuning log stores them. An unpacked weight has no `packing` there."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("packing", PLAIN)}

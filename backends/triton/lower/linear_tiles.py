@@ -9,10 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul [tokens, `depth`] times [`depth`, `columns`], the key of the tables of measured tile sizes.
+    """The sizes and dtype of a matmul: its key in the tables of measured tile sizes.
 
-    With `gated`, each column of the result is activation(gate) * up, so it needs two rows of the weight. `dtype` is the
-    dtype of x and of the weight.
+    It multiplies [tokens, `depth`] by [`depth`, `columns`]. With `gated`, a column of the result is activation(gate) *
+    up, so the weight has two rows per column. `dtype` is the dtype of x and the weight.
     """
 
     columns: int
@@ -26,8 +26,8 @@ class MatvecTiles:
     """The tile sizes and launch parameters of the matmul kernel for one row of x (`linear_matvec`).
 
     A program computes `block_n` results, from `block_k` columns of the weight per iteration. Before it waits for the
-    previous kernel, it prefetches the part of each weight row after the first block: `lines` lines of 128 bytes. The
-    programs that start first each prefetch the weight rows of `ahead` later programs.
+    previous kernel, it prefetches `lines` lines of 128 bytes of each weight row, after the first block. The programs
+    that start first each prefetch the weight rows of `ahead` later programs.
     """
 
     block_n: int
@@ -41,9 +41,9 @@ class MatvecTiles:
 class Tiles:
     """The tile sizes and launch parameters of the tensor-core matmul kernel for up to 64 rows (`linear_tile`).
 
-    `splits` programs together compute `block_n` columns of the result; each sums over a part of K. A program has
-    `stages` blocks of `block_k` columns of the weight in flight. Before it waits for the previous kernel, a program
-    prefetches `lines` lines of 128 bytes of each weight row.
+    `splits` programs together compute `block_n` columns of the result. Each sums over a part of K. A program has
+    `stages` blocks of `block_k` columns of the weight in flight. Before it waits for the previous kernel, it prefetches
+    `lines` lines of 128 bytes of each weight row.
     """
 
     block_n: int
@@ -59,10 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """Tile sizes of a matmul, with the measured time of one call in microseconds.
-
-    The call was timed in a sequence of equal calls.
-    """
+    """Tile sizes of a matmul, with the measured microseconds of one call in a sequence of equal calls."""
 
     tiles: T
     microseconds: float

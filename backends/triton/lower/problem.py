@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def read_problem(kind: type[T], choice: Choice) -> T:
-    """Return what an entry of the tuning log has tile sizes for: the sizes and dtypes of a kernel's call.
+    """Return the sizes and dtypes of the kernel call that `choice`, an entry of the tuning log, is for.
 
-    `kind` is the dataclass of the result; its fields are positive integers, booleans and strings. Raises TypeError or
+    `kind` is the dataclass of the result. Its fields are positive integers, booleans and strings. Raises TypeError or
     ValueError if the entry's fields have other names or types.
     """
     problem = kind(**choice.problem)

@@ -25,11 +25,11 @@ _GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
 
 @dataclass(frozen=True)
 class _Chain:
-    """The nodes of a region, a matmul with the ops fused before and after it, by role.
+    """The nodes of a region: a matmul and the ops that are fused with it.
 
-    `slices` are the two parts of the matmul's columns that a gate reads, in order of columns. `end` is the gate,
-    activation, residual add or cast after the matmul, or None. Nodes outside the region read only the last node's
-    result.
+    `norm` comes before the matmul `linear`, or is None. `slices` are the two parts of the matmul's columns that a gate
+    reads, in order of columns. `end` is the gate, activation, residual add or cast after the matmul, or None. Only the
+    result of the last node is read outside the region.
     """
 
     norm: fx.Node | None
@@ -44,10 +44,10 @@ class _Chain:
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the regions among the fusible calls `nodes`. A region is a list: a matmul and the ops fused with it.
+    """Return the regions among the fusible calls `nodes`. A region is a matmul and the ops fused with it.
 
-    The list is in program order, and includes slices of the matmul. Nodes outside the region read only the result of
-    its last node, so the region can run in that node's place. A call in no region gets its own kernel.
+    Each region is a list of nodes in program order, slices of the matmul included. Only the result of its last node is
+    read outside the region, so the region can run in that node's place. A call in no region gets a kernel of its own.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
@@ -63,9 +63,9 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches of a region, a matmul with fused ops, to `schedule`, and return its result.
+    """Add the launches of a region, a matmul with fused ops, to `schedule`, and return the result.
 
-    `body` is the region's program. Raises Refused if it is not a region that `groups` can return.
+    `body` is the region's program. Raises Refused if `groups` cannot return such a region.
     """
     calls = list(body.calls())
     products = [node for node in calls if is_call(node, ops.linear.overload)]
@@ -80,9 +80,9 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """Return the largest region around the matmul `linear`: the ops that can be fused with it.
+    """Return the largest region around the matmul `linear`: the matmul and the ops that can be fused with it.
 
-    `free` has the calls that are in no other region yet; only these may join.
+    `free` holds the calls that are in no other region yet. Only these can be fused.
     """
     source = named_arguments(linear)["x"]
     norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
@@ -92,9 +92,10 @@ def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
 
 
 def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain | None:
-    """Return the region of a matmul that ends in a gate of two slices of its columns; None if there is no such gate.
+    """Return the region of a matmul (the matmul and its fused ops) if it ends in a gate, else None.
 
-    `norm` is the norm before the matmul, or None. `free` has the calls that are in no other region yet.
+    The gate reads two slices of the matmul's columns. `norm` is the norm before the matmul, or None. `free` holds the
+    calls that are in no other region yet.
     """
     parts = tuple(linear.users)
     gates = {user for part in parts for user in part.users}
@@ -111,10 +112,11 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
 
 
 def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """Return the region of a matmul that ends in a residual add, an activation or a cast to float32.
+    """Return the region of a matmul (the matmul and its fused ops) without a gate.
 
-    That op must be the only user of the matmul, and in `free`, the calls that are in no other region yet. Otherwise the
-    region ends with the matmul. `norm` is the norm before the matmul, or None.
+    It ends in a residual add, an activation or a cast to float32, if that op is in `free` and the only user of the
+    matmul. Otherwise it ends with the matmul. `free` holds the calls that are in no other region yet. `norm` is the
+    norm before the matmul, or None.
     """
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
@@ -138,7 +140,7 @@ def _first_column(part: fx.Node) -> int:
 
 
 def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
-    """Return the other operand of `add`, which adds it to the matmul `linear`; None if dtypes or shapes differ."""
+    """Return what `add` adds to the result of the matmul `linear`. Return None if it differs in dtype or shape."""
     if len(add.args) != 2 or add.kwargs:
         return None
     left, right = add.args

@@ -27,7 +27,8 @@ _TILE = 2048
 def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
     """Return how a call norms and rotates the heads of its tensor `name`, as constants of the kernels.
 
-    `block` is the columns of the tile that holds a head; None takes the least power of two that is large enough.
+    `block` is the number of columns of the tile that holds a head. None means the least power of two that is large
+    enough.
     """
     table, dim = call.value("table"), head_width(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
@@ -120,9 +121,9 @@ def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def norms_of(call: Call) -> dict[str, Value | None]:
-    """Return the weights of the q/k norm by name, "q_weight" and "k_weight", or None for both if there is no norm.
+    """Return the weights of the q/k norm as {"q_weight": …, "k_weight": …}. Both are None if there is no norm.
 
-    If only one of the two weights is present, it is ignored, as in the op's reference.
+    A call with only one of the two weights has no norm, as in the op's reference.
     """
     gains = {name: call.optional(name) for name in ("q_weight", "k_weight")}
     return gains if all(gain is not None for gain in gains.values()) else dict.fromkeys(gains)

@@ -35,7 +35,7 @@ class Rows:
 def as_rows(tensor: TensorType) -> Rows:
     """Return the sizes of a tensor viewed as [rows, groups, columns].
 
-    Raises Refused for more than three axes, or if an axis other than the first has the name of a dim as its size.
+    Raises Refused for more than three axes, or if an axis other than the first has a symbolic size, such as "T".
     """
     inner = tensor.shape[1:] if len(tensor.shape) > 1 else tensor.shape
     known = tuple(size for size in inner if isinstance(size, int))
@@ -46,7 +46,7 @@ def as_rows(tensor: TensorType) -> Rows:
 
 
 def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
-    """Return the strides (row, group, column) by which a tensor is read to broadcast to the shape of `target`.
+    """Return the strides (row, group, column) for reading a tensor broadcast to the shape of `target`.
 
     A stride is 0 along an axis that repeats. Raises Refused if the tensor does not broadcast.
     """
@@ -61,7 +61,7 @@ def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
 
 
 def want_floats(call: Call, *names: str) -> None:
-    """Raise Refused unless these tensors and all results are f32, bf16 or f16, and the results are row-major."""
+    """Raise Refused unless these tensors and all results are f32, bf16 or f16. Results must also be row-major."""
     for tensor in (*(call.value(name).type for name in names), *call.results):
         call.want(tensor.dtype in FLOATS, f"kernels compute on f32, bf16 and f16: {tensor}")
     for tensor in call.results:
@@ -69,12 +69,12 @@ def want_floats(call: Call, *names: str) -> None:
 
 
 def want_narrow_rows(call: Call, rows: Rows) -> None:
-    """Raise Refused if a row of these sizes does not fit into the registers of a block."""
+    """Raise Refused if a row of these sizes does not fit into the registers of a thread block."""
     call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
 
 
 def warps_of(elements: int) -> int:
-    """Return how many warps a program needs if it holds `elements` elements, in whole rows, and sums over rows."""
+    """Return the number of warps for a program that sums over rows. It holds whole rows, `elements` elements in all."""
     return min(_MOST_WARPS, max(1, elements // PER_WARP))
 
 

@@ -121,10 +121,10 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _share(bucket: BucketClass) -> int:
-    """Return how many logits of a row each program of a sampling kernel takes, in steps of a bucket class.
+    """Return how many logits of a row each program of a sampling kernel takes.
 
-    A bucket class is a range of step sizes. The number sets the order in which probabilities are summed, so it is the
-    same for all batch-invariant bucket classes.
+    `bucket` is a range of step sizes. The number sets the order in which probabilities are summed. It is therefore
+    equal for all batch-invariant bucket classes.
     """
     many_rows = bucket.q_max == 1 and bucket.tokens[0] > GPU_FEW_TOKENS and not bucket.batch_invariant
     return _MANY_ROWS_SHARE if many_rows else _SPLIT_BLOCK

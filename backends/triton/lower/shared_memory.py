@@ -5,7 +5,7 @@ _SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 
 
 def shared_memory(sm: int) -> int:
-    """Return the bytes of shared memory that a block may have on compute capability `sm`.
+    """Return the bytes of shared memory that a thread block may have on compute capability `sm`.
 
     An unknown capability counts as the next lower known one.
     """

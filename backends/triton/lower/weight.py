@@ -13,8 +13,8 @@ PLAIN = "plain"
 class Weight:
     """A weight [rows, depth] of a matmul, perhaps quantized.
 
-    `parts` are the tensors that store it: first the elements, then scales if it has them. `packing` names the order of
-    the stored elements.
+    `parts` are the tensors that store it: the elements, then scales if there are any. `packing` names the order of the
+    stored elements.
     """
 
     parts: tuple[Value, ...]
@@ -24,7 +24,7 @@ class Weight:
 
     @property
     def row_bytes(self) -> int:
-        """Return the stored bytes of a row of the weight, without scales: the bytes of the first tensor / rows."""
+        """Return the stored bytes of a row of the weight, without scales."""
         elements = self.parts[0].type
         count = elements.dtype.itemsize
         for size in elements.shape:
@@ -34,12 +34,15 @@ class Weight:
 
     @property
     def argument(self) -> Value | tuple[Value, ...]:
-        """Return the argument `weight` of the matmul kernels: the tensor of the weight, or a tuple of several."""
+        """Return the argument `weight` of the matmul kernels.
+
+        It is a tensor, or a tuple if several tensors store the weight.
+        """
         return self.parts[0] if len(self.parts) == 1 else self.parts
 
 
 def plain_weight(value: Value) -> Weight:
-    """Return the weight [rows, depth] of a matmul whose weight `value` is one unpacked tensor.
+    """Return one unpacked tensor as the weight [rows, depth] of a matmul.
 
     Raises Refused if a size is the name of a dim.
     """

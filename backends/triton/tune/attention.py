@@ -36,9 +36,9 @@ _Q_SCALE = 2500.0
 
 @dataclass(frozen=True)
 class Mix:
-    """A decode step to time: the context length of each sequence, including the step's own token.
+    """A mix of context lengths: a decode step to time, with the context length of each sequence.
 
-    `weight` is the weight of its time in the mean over several mixes.
+    A length includes the step's own token. `weight` is the weight of this mix in a mean over several mixes.
     """
 
     contexts: tuple[int, ...]
@@ -59,9 +59,9 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 
 @dataclass(frozen=True)
 class TimedAttention:
-    """The measurement of decode attention with certain tile sizes: microseconds of a call for each context mix.
+    """The measurement of decode attention with certain tile sizes.
 
-    A mix is the context lengths of a step's sequences. The mixes are those of `mixes_of(problem)`, in order.
+    `times` are the microseconds of a call for each mix of context lengths, in the order of `mixes_of(problem)`.
     """
 
     problem: DecodeProblem
@@ -70,14 +70,14 @@ class TimedAttention:
 
     @property
     def microseconds(self) -> float:
-        """Return the microseconds of a call for the first mix of context lengths, the most usual one."""
+        """Return the microseconds of a call for the first mix of context lengths, which is the most usual one."""
         return self.times[0]
 
 
 def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
     """Return the mixes of context lengths with which decode attention is timed.
 
-    Each mix has at most as many sequences as a step of `problem` has tokens.
+    A mix has at most as many sequences as a step of `problem` has tokens.
     """
     size = next((size for size in MIXES if problem.tokens <= size), max(MIXES))
     cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
@@ -85,10 +85,10 @@ def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
 
 
 def best(found: Sequence[TimedAttention]) -> TimedAttention:
-    """Return the best of several measurements of the same decode attention with different tile sizes.
+    """Return the best of several measurements of one decode attention with different tile sizes.
 
-    For each mix of context lengths, divide the measured time by the least time of all measurements. The best one has
-    the least weighted mean of these ratios.
+    For each mix of context lengths, the measured time is divided by the least time of all measurements. The best
+    measurement has the least weighted mean of these ratios.
     """
     weights = [mix.weight for mix in mixes_of(found[0].problem)]
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
@@ -100,9 +100,9 @@ def best(found: Sequence[TimedAttention]) -> TimedAttention:
 
 
 def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> tuple[Schedule, Value]:
-    """Return the schedule (the launches) of an attention call with these tile sizes, and its result.
+    """Return the schedule (the kernel launches) of an attention call with these tile sizes, and the call's result.
 
-    The inputs of the schedule are those of the attention op, in the op's order.
+    The inputs are those of the attention op, in the op's order.
     """
     bucket = BucketClass(name="tuning", tokens=(1, problem.tokens))
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
@@ -137,7 +137,7 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
 def _types(problem: DecodeProblem) -> dict[str, TensorType]:
     """Return the types of the attention op's inputs by name, in the op's order.
 
-    q, k and v have the strides that they have as slices of one matmul's result.
+    q, k and v have the strides of slices of one matmul's result.
     """
     dtype, heads, dim = DTYPES[problem.dtype], problem.cache_heads, problem.dim
     q_heads = problem.group * problem.kv_heads
@@ -157,16 +157,16 @@ def _types(problem: DecodeProblem) -> dict[str, TensorType]:
 
 @cache
 def _table(dim: int) -> torch.Tensor:
-    """Return the table of cosines and sines of a rotary embedding for heads of `dim` elements."""
+    """Return a rotary table for heads of `dim` elements: cosines and sines by position."""
     rope = {"kind": "rope", "rope_type": "default", "positions": _POSITIONS, "theta": _THETA}
     return make_table({**rope, "rotary_dim": dim})
 
 
 class Steps:
-    """The inputs of successive decode steps with one mix of context lengths. A pool holds the keys and values.
+    """The inputs of successive decode steps with one mix of context lengths. `pool` is memory for keys and values.
 
-    Each step reads other pages than the step before, in random order. After the last page of the pool, the first one is
-    used again.
+    Each step reads other pages than the step before, in random order. After the last page of the pool, the first one
+    follows.
     """
 
     def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
@@ -187,13 +187,13 @@ class Steps:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of the dims by name: T (tokens of a step), B (sequences), P (pages of the longest)."""
+        """Return the sizes of the dims by name: T (tokens), B (sequences), and P (pages of the longest sequence)."""
         count = len(self.mix.contexts)
         return {"T": count, "B": count, "P": max(self.needed)}
 
     @cached_property
     def inputs(self) -> list[list[torch.Tensor]]:
-        """Return the input tensors of each step in the CUDA graph that is timed, in the op's order."""
+        """Return the input tensors of each step in the timed CUDA graph, in the op's order."""
         count = min(LAUNCHES[1], max(LAUNCHES[0], TRAFFIC // self.bytes))
         return [list(self._named(step).values()) for step in range(count)]
 
@@ -201,7 +201,7 @@ class Steps:
     def expected(self) -> torch.Tensor:
         """Return the expected result of the first step, computed by the op's reference.
 
-        The reference reads a copy of that step's pages, with new page numbers.
+        The reference reads a copy of the pages of that step, with new page numbers.
         """
         # Use the stored inputs: steps may since have written to the memory that these were copied from.
         given = dict(zip(_types(self.problem), self.inputs[0], strict=True))
@@ -225,7 +225,7 @@ class Steps:
         self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
-        """Return the ids of the pages that the step with index `step` reads, one sequence after the other."""
+        """Return the ids of the pages that step number `step` reads, one sequence after the other."""
         total = sum(self.needed)
         begin = step % (len(self._order) // total) * total
         return self._order[begin : begin + total]
@@ -251,7 +251,7 @@ class Steps:
 
 
 def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
-    """Return a launcher of attention with these tile sizes, after a run on the first of `steps` with a correct result.
+    """Make a launcher of attention with these tile sizes, check its result for the first of `steps`, and return it.
 
     Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
@@ -265,7 +265,7 @@ def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
 
 
 def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
-    """Return the mean seconds of a step with these tile sizes, timed as a CUDA graph of all `steps`.
+    """Return the mean seconds of a step with these tile sizes. A CUDA graph of all `steps` is timed.
 
     Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
@@ -274,9 +274,9 @@ def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
 
 
 class AttentionBench:
-    """A benchmark of decode attention over pages of a memory pool. It makes new inputs only when the problem changes.
+    """A benchmark of decode attention. The cached keys and values are in a memory pool.
 
-    A problem is the sizes and dtypes of a call.
+    It makes new inputs only when the problem (sizes and dtypes of the call) changes.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -285,7 +285,7 @@ class AttentionBench:
         self._steps: list[Steps] = []
 
     def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> TimedAttention:
-        """Check and time decode attention with these tile sizes, on several mixes of context lengths. Return the times.
+        """Check decode attention with these tile sizes, and time it on several mixes of context lengths.
 
         Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
         """

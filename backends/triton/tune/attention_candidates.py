@@ -12,7 +12,10 @@ from ingot.backends.triton.tune.device import Machine
 
 
 def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
-    """Return the tile sizes to time for a decode attention: the best known, and those that fit into shared memory."""
+    """Return the tile sizes to time for a decode attention.
+
+    They are the best known ones, and a list of others that fit into shared memory.
+    """
     known = known_tiles(problem, machine.sm)[0]
     if not problem.cache_form.equal:
         return list(dict.fromkeys([known, *_sizes_of_forms(problem, machine)]))
@@ -22,7 +25,7 @@ def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
 def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
     """Yield tile sizes to time for caches in which keys and values have different widths.
 
-    The kernels for such caches load no keys before the previous kernel has ended.
+    Their `early` is 0: kernels for such caches load no keys before the previous kernel has ended.
     """
     for keys, stages, programs, warps in product((16, 32, 64), (3, 5), (1, 2), (4, 8)):
         tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
@@ -43,15 +46,15 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
-    """Return the bytes of shared memory that a program needs, for the tiles of keys and values in flight.
+    """Return the bytes of shared memory that a program needs for the tiles of keys and values in flight.
 
-    Half of the loop's stages hold tiles.
+    Every second stage of the loop holds a tile.
     """
     position = problem.position_bytes // problem.cache_heads
     return (tiles.stages - 1) // 2 * tiles.keys * position
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
-    """Return variants of the best tile sizes so far, `tiles`, with other numbers of prefetched tiles or stages."""
+    """Return variants of `tiles`, the best tile sizes so far, with other numbers of prefetched tiles or stages."""
     ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)] if problem.append else []
     return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]

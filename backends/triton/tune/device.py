@@ -27,7 +27,7 @@ POOL = 3 << 30  # bytes of memory that launches read at random: sixty times the 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPU to compile for: compute capability `sm`, `cores` multiprocessors.
+    """The GPU to compile for: its compute capability `sm`, and its number of multiprocessors `cores`.
 
     `dependent` says whether it supports programmatic dependent launch.
     """
@@ -38,10 +38,10 @@ class Machine:
 
 
 def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
-    """Compile the kernels of a schedule into Triton's cache on disk, without using the GPU.
+    """Compile the kernels of a schedule (kernel launches) into Triton's cache on disk, without using the GPU.
 
-    `sizes` maps dims, such as "T", to their sizes. Triton computes its cache key from a kernel's arguments, so this
-    function passes mock arguments.
+    `sizes` maps dims, such as "T", to sizes. Triton's cache key depends on a kernel's arguments, so this function
+    passes mocks of them.
     """
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
@@ -62,7 +62,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
 def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
     """Return a mock of a kernel argument, with the properties that Triton compiles for. Tensors are 16-byte aligned.
 
-    `sizes` maps dims, such as "T", to their sizes.
+    `sizes` maps dims, such as "T", to sizes.
     """
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
@@ -73,10 +73,10 @@ def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
 
 @dataclass
 class Launcher:
-    """A schedule (kernel launches) with its buffers allocated, for steps of one size. A call launches its kernels.
+    """A schedule (kernel launches) with allocated buffers, for steps of one size. A call launches its kernels.
 
-    `result` is the tensor that the schedule computes; None if it only updates states, such as the KV cache. `sizes`
-    maps dims, such as "T", to their sizes.
+    `result` is the tensor that the schedule computes. It is None if the schedule only updates states, such as the KV
+    cache. `sizes` maps dims, such as "T", to sizes.
     """
 
     schedule: Schedule
@@ -113,9 +113,10 @@ class Launcher:
 
 
 class Pool:
-    """GPU memory full of normal random numbers of deviation 0.02. Benchmarks use it as weights or as keys and values.
+    """GPU memory that benchmarks use as weights, or as keys and values.
 
-    `copy` is the bandwidth of a copy on this GPU: bytes read plus bytes written, per second.
+    It holds normal random numbers with a standard deviation of 0.02. `copy` is the bandwidth of a copy on this GPU:
+    bytes read plus bytes written, per second.
     """
 
     def __init__(self) -> None:
@@ -126,9 +127,9 @@ class Pool:
         self.copy = POOL / median_seconds(lambda: self._memory[:half].copy_(self._memory[half:]), ROUNDS)
 
     def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
-        """Return the pool's memory as one vector of `dtype`, of at least `least` bytes.
+        """Return the pool's memory as one vector of `dtype`, with `least` bytes or more.
 
-        The memory is reallocated only for another dtype or a larger size.
+        It is reallocated only for another dtype or a larger size.
         """
         count = max(POOL, least) // dtype.itemsize
         if not self._filled or self._memory.dtype is not dtype or self._memory.numel() < count:
@@ -149,7 +150,7 @@ class Pool:
 def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise RuntimeError if the norm of `found - expected` exceeds 1e-2 of the norm of `expected`.
 
-    `expected` is a float32 reference; rounding to bf16 alone causes 2e-3.
+    `expected` is a float32 reference. Rounding to bf16 alone causes an error of 2e-3.
     """
     error = float((found.float() - expected).norm() / expected.norm())
     if not error < 1e-2:
@@ -166,5 +167,5 @@ def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
-    """Return the median seconds of a CUDA graph of the kernels that these functions launch."""
+    """Capture the kernels that these functions launch in a CUDA graph, and return the median seconds of its runs."""
     return median_seconds(captured(launches).replay, ROUNDS)

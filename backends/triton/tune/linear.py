@@ -29,7 +29,7 @@ _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
 
 @dataclass(frozen=True)
 class TimedLinear:
-    """The measurement of a matmul with certain tile sizes: microseconds of one call.
+    """The measurement of a matmul with certain tile sizes. `microseconds` is the time of one call.
 
     `fraction` is the bandwidth at which the matmul reads its weight, divided by the bandwidth of a copy on this GPU.
     """
@@ -41,9 +41,9 @@ class TimedLinear:
 
 
 def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
-    """Return the schedule (the launches) of a matmul with these tile sizes, and its result.
+    """Return the schedule (the kernel launches) of a matmul with these tile sizes, and the matmul's result.
 
-    If `tiles` is None, use the best known tile sizes. The inputs are, in order: x, weight, the norm's weight, residual.
+    If `tiles` is None, the best known tile sizes are used. The inputs are x, weight, the norm's weight and residual.
     """
     dtype = DTYPES[problem.dtype]
     bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
@@ -74,7 +74,10 @@ def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launc
 
 
 class LinearBench:
-    """A benchmark of matmuls. Each call uses another weight, the next part of a memory pool, so none is in a cache."""
+    """A benchmark of matmuls. Each call takes its weight from another part of a memory pool.
+
+    The weights of a measurement are therefore not in a cache.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -82,7 +85,7 @@ class LinearBench:
         self._place = 0
 
     def weight(self, problem: LinearProblem) -> torch.Tensor:
-        """Return the next part of the pool of random numbers, as a weight [rows, depth] for the matmul `problem`."""
+        """Return the next part of the memory pool as a weight [rows, depth] for the matmul `problem`."""
         count = problem.rows * problem.depth
         memory = self.pool.of(DTYPES[problem.dtype], 2 * problem.bytes)
         if self._place + count > memory.numel():
@@ -92,7 +95,7 @@ class LinearBench:
         return weight
 
     def inputs(self, problem: LinearProblem) -> list[torch.Tensor]:
-        """Return inputs for one call of a matmul: x, the next weight of the pool, the norm's weight, residual."""
+        """Return inputs for one call of a matmul: x, the next weight of the pool, the norm's weight, the residual."""
         dtype, tokens = DTYPES[problem.dtype], STEPS[problem.tokens]
         vectors = self._vectors_of(dtype)
 

@@ -16,14 +16,17 @@ AnyTiles = MatvecTiles | Tiles
 
 
 def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:
-    """Return the tile sizes to time for a matmul: the best known ones, and all with a sensible number of programs."""
+    """Return the tile sizes to time for a matmul.
+
+    They are the best known ones, and a list of others with a sensible number of programs.
+    """
     first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
     found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
     return list(dict.fromkeys([first, *found]))
 
 
 def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
-    """Yield tile sizes to time for one row of x, such that a thread loads 64 to 256 bytes of weights at once.
+    """Yield tile sizes to time for one row of x. With each, a thread loads 64 to 256 bytes of weights at once.
 
     A thread has 128 registers of 4 bytes if four blocks run at once on a multiprocessor.
     """
@@ -37,10 +40,9 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Yield tile sizes to time for several rows of x. There are at most two programs per multiprocessor.
+    """Yield tile sizes to time for several rows of x, most with at most two programs per multiprocessor.
 
-    The number of loop stages is the largest with which one program, or two, fit into the multiprocessor's shared
-    memory.
+    The number of loop stages is the largest that fits into shared memory, for one or two programs per multiprocessor.
     """
     for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
         blocks = -(-problem.columns // block_n)
@@ -61,7 +63,7 @@ def stages_that_fit(
 ) -> int:
     """Return the most loop stages of a matmul kernel with which `programs` programs fit into one multiprocessor.
 
-    The limit is its shared memory. The result is at most 8, and at most one more than the iterations of a program.
+    Its shared memory is the limit. The result is at most 8, and at most one more than the iterations of a program.
     """
     block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
     steps = -(-problem.depth // (splits * block_k))

@@ -27,7 +27,7 @@ _FIRST = 0.75
 
 
 class Timed(Protocol):
-    """A measurement of a kernel with certain tile sizes: the microseconds of one call.
+    """A measurement of a kernel with certain tile sizes. `microseconds` is the time of one call.
 
     `problem` holds the sizes and dtypes of the call.
     """
@@ -44,10 +44,11 @@ class Timed(Protocol):
 class Subject:
     """The functions that tune one kernel, such as the matmul kernel. A problem is the sizes and dtypes of a call.
 
-    - `read`: returns the problem that an entry of the tuning log (a choice) describes
+    - `read`: returns the problem that an entry of the tuning log describes
     - `bench`: makes a benchmark that times kernels on the memory of a pool
     - `compile_all`: compiles the kernels of (machine, problem, tile sizes) into Triton's cache
-    - `candidates`, `more_candidates`: return the tile sizes to time first, then the variants of the best
+    - `candidates`: returns the tile sizes to time first
+    - `more_candidates`: returns variants of the best of them
     - `best`: returns the best of several measurements
     """
 
@@ -83,8 +84,8 @@ SUBJECTS = {
 def measure(choice: Choice, target: Target, seconds: float) -> Choice:
     """Time kernels for about `seconds`, to find the best tile sizes of a call. Return `choice` with these tile sizes.
 
-    `choice` is an entry of the tuning log: kernel, sizes and dtypes of its call, and the tile sizes so far, which are
-    timed first. Raises BackendError if these do not run.
+    `choice` is an entry of the tuning log. It names the kernel, the sizes and dtypes of its call, and the tile sizes so
+    far. Those are timed first. Raises BackendError if they do not run.
     """
     assert target.sm is not None
     machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
@@ -123,14 +124,14 @@ def _bench(kernel: str) -> Any:
 
 @cache
 def _compilers() -> ProcessPoolExecutor:
-    """Start the compiler processes, wait until they have imported their modules, and return their pool."""
+    """Start the compiler processes, wait until they have imported their modules, and return their executor."""
     pool = compilers()
     wait([pool.submit(_ready) for _ in range(_processes())])
     return pool
 
 
 def _ready() -> None:
-    """Do nothing; a process imports this module before it. The sleep makes each process of the pool take one call."""
+    """Make a process of the executor import this module. The sleep makes each process take one call."""
     time.sleep(0.2)
 
 
@@ -139,7 +140,10 @@ def _processes() -> int:
 
 
 def compilers() -> ProcessPoolExecutor:
-    """Return a new pool of processes that compile kernels. They are spawned, because a fork breaks the CUDA context."""
+    """Return a new executor of processes that compile kernels.
+
+    The processes are spawned, because a fork breaks the CUDA context.
+    """
     return ProcessPoolExecutor(_processes(), mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -151,11 +155,11 @@ def measure_all(
     jobs: Sequence[tuple[Any, Any]],
     deadline: float,
 ) -> list[Any]:
-    """Compile and time kernels: each job is (problem, tile sizes). Return the measurements in the order of timing.
+    """Compile and time kernels, and return the measurements in the order of timing.
 
-    `compile_all` runs in the processes `compilers`; `bench` times each job as soon as it is compiled. `deadline` is a
-    time of `time.monotonic`. Jobs not timed by then are left out, and so are tile sizes that do not fit or return wrong
-    results.
+    Each job is (problem, tile sizes). A problem is the sizes and dtypes of a call. `compile_all` runs in the processes
+    `compilers`. `bench` times each job as soon as it is compiled. `deadline` is a time of `time.monotonic`. Later jobs
+    are left out. Tile sizes that do not fit or return wrong results are left out, too.
     """
     found: list[Any] = []
     compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}

@@ -25,17 +25,19 @@ def bisect_artifact(
     output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
     json: AsJson = False,
 ) -> int:
-    """Find the part that makes an artifact compute something other than its checkpoint means. Exit codes: 0 for no
-    fault, 3 for a culprit, 4 for a suspected pass that further prompts do not confirm.
+    """Find the part of the compiler that makes an artifact compute wrong results.
+
+    Exit codes: 0 for no fault, 3 for a fault, 4 for a suspected pass that further prompts do not confirm.
 
     Parameters
     ----------
     oracle
-        Also judges the model's definition: `transformers`, or a Python file that defines `oracle(requests)`.
+        Also check the model's definition against this implementation: `transformers`, or a Python file that defines
+        `oracle(requests)`.
     checkpoint
         The checkpoint that was compiled, if it has moved: a folder, or a name on the hub.
     output
-        The folder for a reproducer of the fault; by default NAME.bisect next to the artifact.
+        The folder for a script that reproduces the fault. Default: NAME.bisect next to the artifact.
     """
     from ingot.debug.bisect import bisect
 
@@ -59,7 +61,7 @@ _WHAT = {"recipe": "recipe step", "unconfirmed": "pass, unconfirmed"}
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """Print what the bisection found, one row for each field that is set."""
+    """Print the result of a bisection, a row for each field that is set."""
     out = console()
     if not verdict and not verdict.blamed:
         out.print(f"healthy: no fault found ({verdict.runs} runs of programs)", markup=False)

@@ -19,10 +19,10 @@ def check_checkpoints(
     exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     json: AsJson = False,
 ) -> int:
-    """Score each fusion with the weights of checkpoints: its error as a multiple of the error that is allowed.
+    """Score each fusion with the weights of checkpoints. A score is the fusion's error divided by the allowed error.
 
     A score is the median of three samples. Above 2 a fusion is a risk: a compile computes its calls separately. Other
-    fusions with a sample above 1 are listed as near a risk. Nothing is compiled, and few rows of large tensors are
+    fusions with a sample above 1 are listed as near a risk. Nothing is compiled. Of large tensors, only a few rows are
     read.
 
     Parameters
@@ -32,9 +32,10 @@ def check_checkpoints(
     target
         The machine to compile for, as in `ingot compile`.
     dtype
-        Dtype of weights and activations; auto keeps each checkpoint's.
+        Dtype of weights and activations. auto keeps the dtype of each checkpoint.
     passes
-        Changes to the pipeline: "default,-name,name{option=value}".
+        Changes to the pipeline of passes, as in "default,-merge-linears,quantize{format=int8}". -NAME removes a pass.
+        NAME adds a pass, or sets its options.
     exit_code
         Exit with 3 if a fusion is a risk.
     """

@@ -43,7 +43,7 @@ def compile_checkpoint(
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
-    """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output until it is complete.
+    """Compile a checkpoint into an artifact that loads in seconds. The output folder appears only when it is complete.
 
     Parameters
     ----------
@@ -56,16 +56,16 @@ def compile_checkpoint(
     revision
         Branch, tag or commit of a checkpoint on the hub. Default: main.
     target
-        The machine to compile for: auto is the GPU if there is one, else the CPU; cuda requires the GPU; cpu; or any
-        GPU by its capability, as in sm_90.
+        The machine to compile for. auto is the GPU if there is one, else the CPU. cuda requires the GPU. cpu is the
+        CPU. A GPU can also be named by its capability, as in sm_90.
     backend
-        Backends that may compute: auto allows all for the target; inductor compiles all that it can; triton is for
-        GPUs; reference needs no compiler and is slow.
+        Backends that may compute. auto allows all for the target. inductor compiles all calls that it can. triton is
+        for GPUs. reference needs no compiler and is slow.
     dtype
-        Dtype of weights and activations; auto keeps the checkpoint's.
+        Dtype of weights and activations. auto keeps the checkpoint's.
     kv_cache_dtype
-        Dtype of the KV cache: fp8 takes half the memory of bfloat16, with the checkpoint's scales or 1.0, on a CPU and
-        on GPUs from sm_89; auto is the model's dtype.
+        Dtype of the KV cache. auto is the model's dtype. fp8 takes half the memory of bfloat16. It uses the
+        checkpoint's scales, or 1.0 without them. It needs a CPU, or a GPU from sm_89 on.
     max_seq_len
         Tokens of a prompt and its output together. Default: the model's own limit.
     max_batch
@@ -73,28 +73,31 @@ def compile_checkpoint(
     max_tokens
         Tokens of one step, over all its sequences. Default: 8192 on a GPU, 2048 on a CPU.
     passes
-        Changes to the pipeline: "default,-name,name{option=value}".
+        Changes to the pipeline of passes, as in "default,-merge-linears,quantize{format=int8}". -NAME removes a pass.
+        NAME adds a pass, or sets its options.
     deterministic
         Use only backends that compute a sequence to the same bits in every batch.
     weight_budget
-        Maximum resident weights, in multiples of their size: above 1 a weight may be stored in a second layout.
+        Maximum memory of weights, as a multiple of their size. Above 1, a weight may be stored in a second layout.
     mesh
-        Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
+        Split the model over ranks, as in tp=2. Such an artifact can be inspected. It cannot be served yet.
     trace
-        Record of the passes: full has the program before and after each, summary their changes only, none nothing.
+        Record of the passes. full: the program before and after each pass. summary: only the changes of each pass.
+        none: nothing.
     tune
-        Time tile sizes of kernels on this machine's GPU: some seconds for each kernel and shape that neither the tuning
-        log nor the cache has. With a tuning log, also time the backends of calls that the log lacks.
+        Time tile sizes of kernels on this machine's GPU, unless the tuning log or the cache has them. This takes some
+        seconds for each kernel and shape. With a tuning log, also time the backends of calls that the log lacks.
     tuning_log
-        Take tile sizes, and the backends of calls, from a compile that timed them: an artifact, or its tuning.json.
+        Take tile sizes, and the backends of calls, from an earlier compile that timed them. This is an artifact or its
+        tuning.json.
     checkpoints
-        Further checkpoints that the model's definition needs: draft=CHECKPOINT, separated by commas.
+        Further checkpoints that the model's definition needs, as in draft=CHECKPOINT, separated by commas.
     keep_risky_fusions
         Make every fusion, also those that `ingot check` reports as a risk with these weights.
     jobs
-        Number of compiler processes. Default: the cores.
+        Number of compiler processes. Default: the number of cores.
     check_numerics
-        Measure each pass against its numerics contract on sample inputs; a violation fails the compile.
+        Measure the error of each pass on sample inputs. The compile fails if it is larger than the pass declares.
     """
     from ingot.cli.progress import live_progress
 
@@ -134,7 +137,10 @@ def compile_checkpoint(
 
 
 def _folders(text: str | None) -> dict[str, str]:
-    """Return the checkpoints by alias, from a text such as "draft=FOLDER,other=org/name". Raises OptionError."""
+    """Parse the option --checkpoints, such as "draft=FOLDER,other=org/name". Return the checkpoints by their aliases.
+
+    Raises OptionError for a malformed text.
+    """
     folders: dict[str, str] = {}
     for item in text.split(",") if text else ():
         alias, equals, folder = item.partition("=")
@@ -147,8 +153,8 @@ def _folders(text: str | None) -> dict[str, str]:
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
     """Print the result of a compile. `output` is the artifact's path as the user wrote it.
 
-    `started` is the seconds that imports took, and `total` the seconds of the whole command. `servable` is True if this
-    machine can run the artifact; the command `ingot run` is then suggested.
+    `started` is the seconds that imports took. `total` is the seconds of the whole command. `servable` is True if this
+    machine can run the artifact. If so, the command `ingot run` is suggested.
     """
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)

@@ -22,17 +22,18 @@ def diff_artifacts(
     exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     json: AsJson = False,
 ) -> int:
-    """Show the semantic differences between two artifacts, or between two steps of a compile.
+    """Show the differences in meaning between two artifacts, or between two steps of a compile.
 
-    Names, order and spelling do not count, nor do consequences of a difference that is listed.
+    Names, order and spelling are not compared. Consequences of a listed difference are left out.
 
     Parameters
     ----------
     before
-        An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-backends@decode or
-        NAME.ingot:cse@NORMAL; one at the end of a stage, as in NAME.ingot:FUSED; or a file of programs, NAME.ir.
+        An artifact. Or its programs after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-backends@decode or
+        NAME.ingot:cse@NORMAL. Or its programs at the end of a stage, as in NAME.ingot:FUSED. Or a file of programs,
+        NAME.ir.
     after
-        The artifact, program or file to compare with it, in one of these forms.
+        What to compare with it, in one of these forms.
     exit_code
         Exit with 3 if they differ.
     """
@@ -79,7 +80,8 @@ def _lines(found: "SidesDiff") -> list[str]:
 def _alike(pairs: "tuple[PairDiff, ...]") -> "dict[str, list[PairDiff]]":
     """Return the pairs of programs that differ, grouped by the text of their difference.
 
-    Programs of different bucket classes (ranges of step sizes) often differ in the same way, and are then printed once.
+    Programs of several bucket classes (ranges of step sizes) often differ in the same way. Their difference is printed
+    once.
     """
     found: dict[str, list[PairDiff]] = {}
     for pair in pairs:

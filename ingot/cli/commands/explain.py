@@ -35,19 +35,20 @@ def explain_artifact(
     sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
     json: AsJson = False,
 ) -> None:
-    """Show each call's cost and candidate backends, and for each pass where it nearly applied and why it did not.
+    """Show each call's cost and candidate backends. Show for each pass where it nearly applied, and why it did not.
 
     Parameters
     ----------
     step
-        The step to show costs and times for, as in T=32,context=512: T tokens of B sequences, each with so many
-        positions after the step. Default: a large step of each bucket class; one token per sequence if the class is
-        for decode, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
+        The step to show costs and times for, as in T=32,context=512. The step has T tokens of B sequences. Each
+        sequence has context positions after the step. Default: a large step of each bucket class. In decode classes,
+        each sequence has one token. In other classes, the step has as few sequences as can hold the tokens. A context
+        has 1024 positions, or fewer if sequences are shorter.
     measure
-        Run that step on this machine's GPU, and time each call and the whole step.
+        Run that step on this machine's GPU. Time each call and the whole step.
     trace
-        Also record that step with a profiler as it is served, and show what each call adds to it. The file is for
-        Perfetto or chrome://tracing; a name that ends in .gz is compressed.
+        Also record that step with a profiler, and show what each call adds to it. The file is for Perfetto or
+        chrome://tracing. It is compressed if its name ends in .gz.
     layer
         Only calls of this layer.
     op
@@ -55,10 +56,10 @@ def explain_artifact(
     backend
         Only calls that this backend computes.
     pass_name
-        Only the near misses of this pass.
+        Only the places where this pass nearly applied.
     sort
-        The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
-        predicted. Default: program order.
+        The largest calls first. bytes, flops: by cost. seconds: by the time in the golden run, a short run at the end
+        of the compile. time: by the measured or predicted time on a GPU. Default: program order.
     """
     from ingot.debug.explain import explain
     from ingot.debug.requested_step import RequestedStep
@@ -161,7 +162,7 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
 def _others(call: "Call") -> Iterator[str]:
     """Yield a text for each backend that was not chosen for the call.
 
-    It has the backend's cost and times, or the reason why the backend refused the call.
+    The text has the backend's cost and times, or the reason why the backend refused the call.
     """
     others = {backend: claim for backend, claim in call.claims.items() if backend != call.backend}
     for backend, claim in others.items():

@@ -35,19 +35,19 @@ def inspect_artifact(
         The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; also QUANTIZED and SHARDED
         if the compile had these stages.
     after_pass
-        The program after a pass: cse, choose-backends@decode, cse@NORMAL.
+        The program after a pass, as in cse, choose-backends@decode or cse@NORMAL.
     region
-        A region, as r0 or r0@decode: its program, its calls, its executable.
+        A region (calls compiled together), as in r0 or r0@decode: its program, its calls, its executable.
     plan
         The instructions that a step executes.
     weights
-        The weights: types, places and recipes.
+        The weights: types, places in files, and recipes (how each is made from the checkpoint).
     choices
-        The backend of each call and its cost, the other candidates, and the refusals with their reasons.
+        The backend of each call and its cost, the other candidates, and the backends that refused with their reasons.
     layer
-        Only one layer, 3, or several, 2-5.
+        Only one layer, as in 3, or several, as in 2-5.
     op
-        Only calls of an op, as linear or ingot.linear, and the weights that it reads.
+        Only calls of an op, as in linear or ingot.linear, and the weights that it reads.
     name
         Only values with this name, which may contain * and ?.
     """

@@ -43,7 +43,7 @@ def report_artifact(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write the file atomically: to a hidden file next to it, which is then renamed."""
+    """Write the file atomically: first to a hidden file in the same folder, then rename it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

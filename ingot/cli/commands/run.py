@@ -38,38 +38,38 @@ def run_model(
     timings: Flag = False,
     json: Flag = False,
 ) -> None:
-    """Complete a prompt. The prompt and the text go to stdout as the text is generated; times go to stderr.
+    """Complete a prompt. The prompt and the text go to stdout while the text is generated. Times go to stderr.
 
     Parameters
     ----------
     artifact
-        An artifact folder, or a checkpoint folder, which is compiled first and cached.
+        An artifact folder. Or a checkpoint folder, which is compiled first and cached.
     prompt
         The text to complete.
     prompt_ids
-        Token ids instead of text, "1,2,3": for an artifact without a tokenizer.
+        Token ids instead of text, as in "1,2,3". For an artifact without a tokenizer.
     chat
-        Treat the prompt as a user's message that the model answers; print only the answer.
+        Treat the prompt as a user's message that the model answers. Print only the answer.
     system
         With --chat: a system message before the prompt.
     max_tokens
         Maximum tokens to generate.
     temperature
-        0 takes the most likely token every time; higher values are more varied.
+        0 takes the most likely token every time. Higher values are more varied.
     top_p
         Sample from the most likely tokens that together have this probability.
     top_k
         Sample from this many most likely tokens; 0 for all.
     min_p
-        Sample from tokens at least this likely relative to the most likely one.
+        Sample from tokens with at least this probability, relative to the most likely token.
     stop
-        Text that ends the output; may be repeated.
+        Text that ends the output. May be repeated.
     ignore_eos
         Continue past the model's own end tokens.
     seed
         Makes sampling repeatable.
     timings
-        Also print the seconds of each phase of the start; some phases overlap.
+        Also print the seconds of each phase of the start. Some phases overlap.
     json
         Print one JSON object at the end instead of streaming the text.
     """
@@ -131,7 +131,10 @@ def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]
 
 @dataclass
 class _Answer:
-    """The result of one request: its last output, the seconds until its first token, and the seconds after that."""
+    """The result of one request: its last output, and its times.
+
+    `first_token_s` is the seconds until the first token. `rest_s` is the seconds after that.
+    """
 
     output: "RequestOutput"
     first_token_s: float
@@ -139,7 +142,7 @@ class _Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the generated tokens per second after the first; None if there is only one token."""
+        """Return the tokens per second after the first token; None if there is only one token."""
         count = len(self.output.outputs[0].token_ids) - 1
         return count / self.rest_s if count > 0 and self.rest_s > 0 else None
 
@@ -186,14 +189,14 @@ def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: f
 
 
 def _tell_phases(seconds: Mapping[str, float]) -> None:
-    """Print the seconds of each phase of the start to stderr, a line each."""
+    """Print the seconds of each phase of the start to stderr, one line each. Keys of `seconds` are names of phases."""
     width = max(map(len, seconds))
     for name, value in seconds.items():
         console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
 
 
 def _bold(text: str) -> str:
-    """Return the text with terminal escapes for bold; unchanged if stdout is no terminal.
+    """Return the text in bold, with terminal escapes. If stdout is no terminal, return the text unchanged.
 
     Rich is not used, because it would turn the tabs of a prompt into spaces.
     """

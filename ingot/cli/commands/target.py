@@ -17,7 +17,8 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
     Parameters
     ----------
     target
-        The machine to show: auto (this one's GPU, else its CPU), cpu, cuda, or any GPU by its capability, as in sm_90.
+        The machine to show. auto is this machine's GPU, else its CPU. Also cpu, cuda, or a GPU by its capability, as in
+        sm_90.
     """
     from ingot.compile.cache import cache_root
     from ingot.compile.competing import available
@@ -54,9 +55,10 @@ def _no_gpu() -> str:
 
 
 def _features(target: "Target") -> list[dict[str, Any]]:
-    """Return one dict for each GPU feature that kernels may use. "there" says whether the target has the feature.
+    """Return one dict for each GPU feature that kernels may use.
 
-    If the target lacks it, "needs" is what the feature requires and "without" is what Ingot uses instead.
+    "name" is the feature. "there" is True if the target has it. Otherwise "needs" says what the feature requires, and
+    "without" says what Ingot uses instead.
     """
     from ingot.ir.machine.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
 

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 def verify_artifact(artifact: ArtifactFolder, /, *, json: AsJson = False) -> None:
-    """Load an artifact and repeat its golden run. The bits must be the same; an error says where they differ.
+    """Load an artifact and repeat its golden run, a short run that the compile recorded. Fail if the results differ.
 
-    On another processor than the compiling one, logits may differ by the tolerance of the model's dtype.
+    On the kind of processor that compiled the artifact, the bits must be equal. On another processor, logits may differ
+    by the tolerance of the model's dtype.
     """
     from ingot.debug.verify import verify
 

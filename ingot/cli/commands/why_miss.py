@@ -29,12 +29,13 @@ def why_artifacts_differ(
     *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
     json: AsJson = False,
 ) -> None:
-    """Show the inputs of two compiles that differ: why the second did not find the first one's result in the cache.
+    """Show which inputs of two compiles differ, and so why the second compile did not find the first one's result in
+    the cache.
 
     Parameters
     ----------
     b
-        Another artifact; or a checkpoint, as a folder or a name on the hub, to compare with compiling it. Nothing is
+        Another artifact. Or a checkpoint (a folder, or a name on the hub), to compare with compiling it. Nothing is
         compiled.
     options
         With a checkpoint, options of its compile, as `ingot compile` takes them.
@@ -55,10 +56,10 @@ def why_artifacts_differ(
 
 
 def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
-    """Return a JSON document of everything that determines the artifact of this checkpoint, compiled with these
-    options.
+    """Return a JSON document of everything that determines the artifact of a checkpoint.
 
-    The digest of the document is the `request_key`, by which the compile cache finds an artifact.
+    `options` are the options of `ingot compile`. The digest of the document is the `request_key`, by which the compile
+    cache finds an artifact.
     """
     parser = App(name="why-miss")
     parser.default(compile_checkpoint)

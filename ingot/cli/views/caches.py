@@ -11,7 +11,7 @@ _NONE = "cache groups  none: the model has no paged KV cache"
 
 
 def print_caches(out: "Console", caches: dict[str, Any]) -> None:
-    """Print an artifact's cache groups (sets of KV caches that share pages), and notes about them.
+    """Print an artifact's cache groups, with notes. A cache group is a set of KV caches that share page numbers.
 
     `caches` is a `CacheSummary` as JSON.
     """
@@ -38,10 +38,10 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
 
 
 def scratch_text(one: dict[str, Any]) -> str:
-    """Return a line about a cache group's scratch pages, which hold keys and values of a long prompt during one step.
+    """Return a line about a cache group's scratch pages. They hold keys and values of a long prompt during one step.
 
     `one` describes the group, as in the JSON of `CacheSummary`. If the group has no scratch pages, the line says why.
-    It is "" for a group without a sliding window, which never needs them.
+    It is "" for a group without a sliding window, since such a group never needs them.
     """
     if one["scratch_pages"]:
         return (

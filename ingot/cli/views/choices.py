@@ -22,10 +22,16 @@ from ingot.runtime.artifact import Artifact
 class Choice:
     """A call of a final program, with the backend that computes it and the reasons.
 
-    `program` is the program's title, such as "decode". `region` is the region (calls compiled together) that contains
-    the call; "" if none does. `candidates` maps each backend that can compute the call to its claimed cost. `refusals`
-    has the reasons of the other backends. `decision` says how a backend was chosen, if several can compute the call
-    outside regions; else it is None. `tiles` are the tile sizes of the kernels of the call or its region.
+    program      the program's title, such as "decode"
+    region       the region (calls compiled together) that contains the call; "" if none does
+    name         the value that the call defines
+    op           the op that it calls
+    layers       the decoder layers that it belongs to
+    backend      the backend that computes it
+    candidates   by backend that can compute the call: the cost that it offered
+    decision     how the backend was chosen among several, for a call outside regions; else None
+    refusals     the reasons of the other backends to refuse the call
+    tiles        the tile sizes of the kernels of the call or its region
     """
 
     program: str
@@ -41,7 +47,8 @@ class Choice:
 
 
 def choices_json(artifact: Artifact, wanted: Filter) -> Any:
-    """Return the content of choices.json or, with a filter, a list of the calls that match it."""
+    """Return the content of choices.json, the file of all backend choices. With a filter, return a list of matching
+    calls."""
     if not wanted:
         return artifact.read_json("choices.json")
     return [
@@ -64,7 +71,7 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
 def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
     """Return the calls that match the filter, in order, with their backends. Raises OptionError if none match.
 
-    Calls that only return views of a tensor are left out: no backend computes them.
+    Calls that only return a view of a tensor are left out, since no backend computes them.
     """
     stored: Any = artifact.read_json("choices.json")
     programs = read_programs(artifact.read_text(FINAL))
@@ -108,7 +115,8 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
 
 
 def print_choices(artifact: Artifact, wanted: Filter) -> None:
-    """Print the calls that match the filter with their backends, then tile sizes and weights that are stored twice."""
+    """Print the calls that match the filter, with their backends. Then print tile sizes and weights that are stored
+    twice."""
     choices = choices_of(artifact, wanted)
     rows = [
         (
@@ -138,9 +146,10 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
 
 
 def _print_decisions(choices: Sequence[Choice]) -> None:
-    """Print how the backend was chosen for each call that several backends can compute outside regions.
+    """Print how the backend was chosen for each call outside regions that several backends can compute.
 
-    A row has the backends' times or, if they were not timed, why the cheapest claim won.
+    A row has the times of the backends. If they were not timed, it says why the backend with the lowest cost was
+    chosen.
     """
     rows = [
         (
@@ -160,9 +169,7 @@ def _print_decisions(choices: Sequence[Choice]) -> None:
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:
-    """Print the tile sizes of kernels, one row for each kernel of a region (calls compiled together) or of a single
-    call.
-    """
+    """Print the tile sizes of kernels. A row is a kernel of a region (calls compiled together) or of a single call."""
     rows = {
         (_place(one), str(tiles)): (
             _place(one),
@@ -181,9 +188,7 @@ def _print_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _place(choice: Choice) -> str:
-    """Return a text that names the call's program and the region or call that the kernels compute, as in "decode,
-    region r0".
-    """
+    """Return text that names the program and the region or call of a choice, as in "decode, region r0"."""
     return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
 
 

@@ -12,10 +12,11 @@ from ingot.ir.errors import OptionError
 
 @dataclass(frozen=True)
 class Filter:
-    """The options --layer, --op and --name. An item must match all three to be shown; None matches everything.
+    """The options --layer, --op and --name. An item is shown if it matches all three. An option that is None matches
+    all.
 
-    `layers` is a range: its first and last layer. `op` names an op with or without its namespace ("linear", "slice" for
-    aten.slice.Tensor). `name` is a pattern for the name of a value, with * and ?.
+    `layers` is the first and the last layer of a range. `op` is the name of an op, such as "linear". The namespace may
+    be left out, as in "slice" for aten.slice.Tensor. `name` is a pattern for the name of a value, with * and ?.
     """
 
     layers: tuple[int, int] | None = None
@@ -24,10 +25,8 @@ class Filter:
 
     @staticmethod
     def of(layer: str | None, op: str | None, name: str | None) -> "Filter":
-        """Return the filter for the texts of --layer ("3" or "2-5"), --op and --name.
-
-        Raises OptionError if `layer` is malformed.
-        """
+        """Return the filter for the texts of --layer ("3" or "2-5"), --op and --name. Raises OptionError if `layer` is
+        malformed."""
         if layer is None:
             return Filter(None, op, name)
         given = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", layer)
@@ -45,8 +44,9 @@ class Filter:
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
     def holds(self, name: str, ops: Iterable[str], layers: Iterable[int]) -> bool:
-        """Return whether an item matches: by its name, by at least one of its `ops`, and by at least one of its
-        `layers`.
+        """Return whether an item matches the filter.
+
+        Three things must match: its `name`, at least one of its `ops`, and at least one of its `layers`.
         """
         if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
             return False
@@ -55,13 +55,14 @@ class Filter:
         return self.op is None or any(_is_op(op, self.op) for op in ops)
 
     def takes(self, line: Line) -> bool:
-        """Return whether a line of a program's text matches. Only calls and declarations of inputs, params and states
-        can match.
+        """Return whether a line of a program's text matches the filter.
+
+        Only calls and declarations of inputs, params and states can match.
         """
         return bool(line.name) and line.kind != "region" and self.holds(line.name, [line.op], line.layers)
 
     def check(self, programs: Iterable[ProgramLines]) -> None:
-        """Raise OptionError if no program contains the filter's op or layer, which is then probably misspelled."""
+        """Raise OptionError if no program contains the filter's op or layer. It is then probably misspelled."""
         lines = [line for program in programs for line in program.lines]
         ops = sorted({line.op for line in lines if line.op})
         if self.op is not None and not any(_is_op(op, self.op) for op in ops):
@@ -91,17 +92,17 @@ def _is_op(op: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """A line to print. `asked` is True if the line matches the filter, and False if it is printed as context."""
+    """A line to print. `asked` is True if the line matches the filter. It is False for a line of context."""
 
     text: str
     asked: bool
 
 
 def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
-    """Return the lines of a program that match the filter, with context; empty if no line matches.
+    """Return the lines of a program that match the filter, with context. Return an empty list if no line matches.
 
-    Context is the program's header, the definitions of the values that a line uses, and the first and last lines of its
-    region. A line of dots replaces the lines left out.
+    Context is the program's header, and the definitions of the values that a matching line uses. For a line in a
+    region, the first and last lines of the region are context too. A line of dots replaces the lines left out.
     """
     lines = program.lines
     asked = {index for index, line in enumerate(lines) if wanted.takes(line)}
@@ -126,5 +127,5 @@ def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
 
 
 def _scope(line: Line) -> str:
-    """Return the region whose names the line defines and uses; "" for the program itself."""
+    """Return the region in which the names of a line are defined; "" for the program itself."""
     return "" if line.kind == "region" else line.region

@@ -18,12 +18,15 @@ _DECLARED = ("input", "param", "state")
 class Line:
     """One line of a program's text.
 
-    `kind` is its first word, such as "input", "param" or "region", "call" for a call, and "}" at the end of a region.
-    `name` is the value that the line defines, `op` the op that it calls, and `uses` the values that it reads. `region`
-    is the region that contains the line, or "".
+    kind     "call" for a call, "}" for the end of a region, else the first word, such as "input", "param" or "region"
+    name     the value that the line defines
+    op       the op that it calls
+    uses     the values that it reads
+    region   the region that contains the line, or ""
+    layers   the layers of the model that the line belongs to
 
-    `layers` are the model's layers that the line belongs to. A call names its layers in its comment. A declaration
-    belongs to the layers of the calls that read it; a line in a region, to the layers of the calls of that region.
+    A call names its layers in its comment. A declaration belongs to the layers of the calls that read it. A line in a
+    region belongs to the layers of the calls of that region.
     """
 
     text: str
@@ -36,37 +39,40 @@ class Line:
 
     @property
     def backend(self) -> str:
-        """Return the backend that the line names after "@", for a call or for a region's code; "" if it names none."""
+        """Return the backend after "@" in a call or in the first line of a region; "" if there is none."""
         return next((word[1:] for word in self.text.partition("  #")[0].split(" ") if word.startswith("@")), "")
 
 
 @dataclass(frozen=True)
 class ProgramLines:
-    """The lines of one program's text. `title` names the program's entry, unless that is main, and its bucket class.
+    """The lines of one program's text.
 
-    Titles are, for example, "decode", and "draft@decode" for the entry draft.
+    `title` is the program's bucket class (a range of step sizes), such as "decode". For an entry other than `main`,
+    such as a draft model, the entry comes first, as in "draft@decode".
     """
 
     title: str
     lines: tuple[Line, ...]
 
     def calls(self) -> Iterator[Line]:
-        """Yield the lines that are calls of the program itself, in order; calls inside regions are left out."""
+        """Yield the calls of the program, in order. Calls inside regions are left out."""
         return (line for line in self.lines if line.kind == "call" and not line.region)
 
     def body(self, call: Line) -> list[Line]:
-        """Return the lines inside the region that the line `call` calls; empty if it calls an op and no region."""
+        """Return the lines inside the region that the line `call` calls. Return an empty list if it calls an op."""
         region = call.op.removeprefix("region.") if call.op.startswith("region.") else None
         return [line for line in self.lines if line.region == region and line.kind != "region"]
 
     def computed_by(self, call: Line) -> list[str]:
-        """Return the names of the ops that the line `call` runs: its own target first, then the ops of the region that
-        it calls.
+        """Return the names of the ops that the line `call` runs.
+
+        The first one is its own target. If this is a region, the ops in the region follow.
         """
         return [call.op, *(line.op for line in self.body(call) if line.op)]
 
     def readers(self, name: str) -> set[str]:
-        """Return the names of the ops that read the value `name`, also in regions and through views such as slice."""
+        """Return the names of the ops that read the value `name`. Ops in regions count, and ops that read it through a
+        view."""
         return set(self._readers(name, list(self.calls())))
 
     def _readers(self, name: str, among: Sequence[Line]) -> Iterator[str]:
@@ -81,7 +87,7 @@ class ProgramLines:
 
 
 def read_programs(text: str) -> list[ProgramLines]:
-    """Return the programs in `text` (one or several, one after another), in order.
+    """Return the programs in `text`, in order. The text holds one program or several.
 
     Raises ParseError if the text does not begin with a program.
     """
@@ -123,7 +129,7 @@ def _line(raw: str, tokens: Sequence[Token], region: str) -> Line:
 
 
 def _with_layers(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines with their `layers` filled in.
+    """Yield the lines with their `layers` set.
 
     A declaration gets the layers of the calls that read it. A line in a region gets the layers of that region's calls.
     """

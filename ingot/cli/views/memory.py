@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
-    """Return table rows, each a name and a text, about the memory that serving the plans takes.
+    """Return table rows about the memory that serving the plans takes. A row is a name and a text.
 
-    There are rows for weights, activations at their peak, KV cache and per-sequence states. The last row is their sum:
-    the minimum, and the sum for the compiled limits.
+    The rows are weights, peak activations, KV cache and per-sequence states. The last row has two sums: the least
+    memory that serving needs, and the memory for the compiled limits.
     """
     from ingot.ir.cache.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
@@ -47,28 +47,29 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
 
 
 def _slots_text(slot: int, sequences: int) -> str:
-    """Return a text about the memory of states kept once per sequence, such as a convolution's.
+    """Return text about the memory of states that each sequence has, such as a convolution's.
 
-    `slot` is the bytes for one sequence; `sequences` is the maximum number of running sequences.
+    `slot` is the bytes for one sequence. `sequences` is the maximum number of running sequences.
     """
     kept = KEPT_PER_SEQUENCE * sequences
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
 
 
 def _scratch_text(need: "MemoryNeed") -> str:
-    """Return a text about the memory of scratch pages.
+    """Return text about the memory of scratch pages.
 
-    Cache groups with a sliding window use scratch pages during one step with a long prompt, besides the sequences'
-    pages.
+    Caches with a sliding window use scratch pages for a long prompt, during one step. These are not pages of a
+    sequence.
     """
     pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
     return f"{size_text(need.scratch_bytes)} ({pages}) for reads of one step"
 
 
 def _pages(name: str, need: "MemoryNeed") -> str:
-    """Return a text about how many pages of the cache group `name` one sequence holds.
+    """Return text about how many pages one sequence holds in the cache group `name`.
 
-    It has the maximum between steps, and how many more the sequence's largest step needs.
+    A cache group is a set of KV caches that share page numbers. The text has the maximum between steps. It also has the
+    number of further pages that the sequence's largest step needs.
     """
     pages, extra = f"{need.groups[name].pages_per_sequence} pages", need.extra_in_step(name)
     return f"{pages}, and {extra} more in its largest step" if extra else pages

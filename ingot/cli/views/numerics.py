@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def print_numerics(out: "Console", report: "NumericsReport") -> None:
     """Print the report of --check-numerics: the error of each pass.
 
-    An error is the largest over the logits of all positions of the sample requests.
+    The error is the largest error of any logit, at all positions of the sample requests.
     """
     tokens = ", ".join(map(str, report.sample))
     out.print("\nNumerics", style="bold")

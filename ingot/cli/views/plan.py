@@ -21,12 +21,15 @@ _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to distingui
 
 
 def read_plans(artifact: Artifact) -> Plans:
-    """Return the plans of all entries; of an artifact for several ranks, those of rank 0. Raises ArtifactError."""
+    """Return the plans (instructions) of all entries, such as `main`. Raises ArtifactError if they are malformed.
+
+    For an artifact of several ranks, return the plans of rank 0.
+    """
     return read_plan_file(artifact).of(0)
 
 
 def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
-    """Return the plan of every bucket class (range of step sizes) of every entry, each with its title.
+    """Return (title, plan) of every bucket class (range of step sizes) of every entry.
 
     A title is, for example, "decode", or "draft@decode" for the entry draft.
     """
@@ -35,10 +38,10 @@ def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction of a plan, with the call in the program's text that it runs.
+    """An instruction of a plan, with the call that it runs.
 
-    `bucket` is the title of its bucket class (range of step sizes), such as "decode", and `index` its index among the
-    instructions of this class. `line` is the call's line in `program`.
+    `bucket` is the title of its bucket class (range of step sizes), such as "decode". `index` is its place among the
+    instructions of this class. `line` is the line of the call in the text of `program`.
     """
 
     bucket: str
@@ -50,7 +53,8 @@ class Step:
     def taken_by(self, wanted: Filter) -> bool:
         """Return whether the instruction matches the filter.
 
-        Its ops include those of the region that it runs; its names are those of its call, its results and its states.
+        It matches by the ops that it runs, including the ops in a region. It matches by the name of its call, of a
+        result or of a state that it updates.
         """
         ops = self.program.computed_by(self.line)
         names = [self.line.name, *filter(None, (*self.instruction.results, *self.instruction.updates))]
@@ -60,7 +64,7 @@ class Step:
 def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
     """Yield all instructions of the plans, each with the line of its call in the program's text.
 
-    Raises ArtifactError if a plan and its program have different numbers of instructions and calls.
+    Raises ArtifactError if a plan does not have as many instructions as its program has calls.
     """
     programs = {program.title: program for program in read_programs(artifact.read_text(FINAL))}
     for name, bucket in buckets_of(plans):
@@ -85,9 +89,9 @@ def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
 
 
 def plan_json(artifact: Artifact, wanted: Filter) -> Any:
-    """Return the content of plan.json or, with a filter, a list of the matching instructions.
+    """Return the content of plan.json. With a filter, return a list of the matching instructions.
 
-    A listed instruction also has the title of its bucket class ("bucket") and its index there ("index").
+    In this list, an instruction also has the title of its bucket class ("bucket") and its place in it ("index").
     """
     if not wanted:
         return artifact.read_json("plan.json")
@@ -98,7 +102,10 @@ def plan_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def print_plan(artifact: Artifact, wanted: Filter) -> None:
-    """Print the instructions of every bucket class and their memory; with a filter, only the matching instructions."""
+    """Print the instructions of every bucket class (range of step sizes), and their memory.
+
+    With a filter, print only the matching instructions.
+    """
     plans = read_plans(artifact)
     if wanted:
         rows = [_row(step.bucket, step.index, step.instruction) for step in filtered_steps(artifact, wanted)]

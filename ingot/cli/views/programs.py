@@ -15,8 +15,9 @@ _PLANNED = "PLANNED"  # the last stage of every pipeline
 
 
 def final_texts(artifact: Artifact) -> dict[str, str]:
-    """Return the text of the final programs, of all entries and bucket classes, as the only item of a dict. Its key is
-    "".
+    """Return the text of the final programs as a dict with one item. Its key is "".
+
+    The text holds the programs of all entries and bucket classes, one after another.
     """
     return {"": artifact.read_text(FINAL)}
 
@@ -24,8 +25,8 @@ def final_texts(artifact: Artifact) -> dict[str, str]:
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
     """Return the text of each program after the pass `name`.
 
-    The key is the bucket class (range of step sizes), such as "decode", or "" if the pass ran once for all classes. If
-    the pass ran in several stages, the stage is part of the key. Raises OptionError if the pass did not run.
+    Keys are bucket classes (ranges of step sizes), such as "decode". The key is "" if the pass ran once for all
+    classes. If the pass ran in several stages, the key also has the stage. Raises OptionError if the pass did not run.
     """
     try:
         runs = artifact.trace.runs(name)
@@ -41,7 +42,7 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
 def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
     """Return the text of each program at the end of the stage `name`, such as "FUSED".
 
-    The key is the bucket class (range of step sizes), such as "decode", or "" for a program of all classes. Raises
+    Keys are bucket classes (ranges of step sizes), such as "decode". The key is "" for a program of all classes. Raises
     OptionError for an unknown stage, and ArtifactError if the artifact has no trace.
     """
     wanted = name.upper()
@@ -73,7 +74,7 @@ def _where(run: TraceEntry) -> str:
 def _with_stage(text: str, stage: str) -> str:
     """Return the program's text with `stage` as the stage in its first line.
 
-    A trace can show the last program of a stage with the stage before it.
+    In a trace, the last program of a stage may still have the stage before it.
     """
     header, _, body = text.partition("\n")
     words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
@@ -81,8 +82,7 @@ def _with_stage(text: str, stage: str) -> str:
 
 
 def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]:
-    """Return the lines of each text that match the filter, with context. `texts` and the result have program titles as
-    keys.
+    """Return the lines of each text that match the filter, with context. Keys are titles of programs.
 
     Titles without a matching line are left out. Raises OptionError if nothing matches.
     """
@@ -98,7 +98,10 @@ def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]
 
 
 def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
-    """Print the texts of programs; with a filter, only the matching lines and their context (dim on a terminal)."""
+    """Print the texts of programs. With a filter, print only the matching lines with their context.
+
+    On a terminal, context is dim.
+    """
     if not wanted:
         for text in texts.values():
             print_program_text(text)
@@ -108,7 +111,7 @@ def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
 
 
 def programs_json(texts: Mapping[str, str], wanted: Filter) -> dict[str, str]:
-    """Return the texts of programs by title; with a filter, only the matching lines and their context."""
+    """Return the texts of programs by title. With a filter, return only the matching lines with their context."""
     if not wanted:
         return dict(texts)
     return {title: "".join(f"{line.text}\n" for line in lines) for title, lines in excerpts(texts, wanted).items()}

@@ -16,7 +16,7 @@ from ingot.runtime.artifact import Artifact
 class Call:
     """A call of a region in a program's text.
 
-    `name` is the value that the call defines, `instruction` the index of its instruction in the plan, and `text` its
+    `name` is the value that the call defines. `instruction` is the index of its instruction in the plan. `text` is its
     line.
     """
 
@@ -28,9 +28,9 @@ class Call:
 
 @dataclass(frozen=True)
 class RegionView:
-    """A region (calls that one compiler compiles together) to print.
+    """A region (calls compiled together) to print.
 
-    `program` is the title of the program that contains it, such as "decode". `body` is the text inside the region, and
+    `program` is the title of the program that contains it, such as "decode". `body` is the text inside the region.
     `calls` are the program's calls of the region.
     """
 
@@ -58,7 +58,7 @@ class RegionView:
 def regions_of(artifact: Artifact, asked: str, wanted: Filter) -> list[RegionView]:
     """Return the regions that `asked` names: "r0" in all programs, or "r0@extend" in one program.
 
-    The filter's layers select calls of these regions; its op and name select lines inside them. Raises OptionError if
+    The filter's layers select calls of these regions. Its op and name select lines inside them. Raises OptionError if
     nothing matches.
     """
     name, _, title = asked.partition("@")

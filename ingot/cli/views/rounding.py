@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def rounding_row(check: "RoundingCheck") -> list[tuple[str, object]]:
-    """Return the row of a compile's report with the number of scores; an empty list if nothing was scored."""
+    """Return the row about the rounding check in a compile's report: the number of scored fusions and the largest
+    score.
+
+    Return an empty list if no fusion was scored.
+    """
     if not check.scores:
         return []
     largest = max(one.score for one in check.scores)
@@ -23,15 +27,18 @@ def rounding_row(check: "RoundingCheck") -> list[tuple[str, object]]:
 
 
 def print_skipped(out: "Console", risks: "Sequence[Score]") -> None:
-    """Print the fusions that a compile skipped."""
+    """Print the fusions that a compile skipped because of their rounding errors."""
     title = "\nSkipped fusions, because they would break the contract for rounding with these weights"
     out.print(title, style="bold", soft_wrap=True)
     print_table(out, _listed({"": risks}))
 
 
 def print_checks(out: "Console", checks: "Mapping[str, RoundingCheck]") -> None:
-    """Print the largest score of each pass and part, with a column for each checkpoint. Then print what has no score,
-    and each risk or near risk with its layer and tensor."""
+    """Print the rounding check of each checkpoint.
+
+    The table has the largest score of each pass and part of the model, such as attention. It has a column for each
+    checkpoint. Fusions without a score follow. Then risks and near risks are listed with their layers and tensors.
+    """
     rows: dict[tuple[str, str], dict[str, Score]] = {}
     for checkpoint, check in checks.items():
         for one in check.scores:
@@ -58,13 +65,15 @@ def print_checks(out: "Console", checks: "Mapping[str, RoundingCheck]") -> None:
 
 
 def _with(verdict: str, checks: "Mapping[str, RoundingCheck]") -> "dict[str, list[Score]]":
-    """Return the scores with a verdict, by checkpoint."""
+    """Return the scores with the given `verdict`, such as "risk". Keys are names of checkpoints."""
     return {name: [one for one in check.scores if one.verdict == verdict] for name, check in checks.items()}
 
 
 def _listed(scores: "Mapping[str, Sequence[Score]]") -> "Table":
-    """Return a table with a row for each score, the largest of a checkpoint first. The keys are names of checkpoints;
-    the table has no column for them if "" is the only one."""
+    """Return a table with a row for each score, the largest score of a checkpoint first.
+
+    Keys of `scores` are names of checkpoints, and the table has a column for them. If "" is the only key, it has none.
+    """
     named = list(scores) != [""]
     columns = (*(["checkpoint"] if named else []), "pass", "layer>", "part", "tensor", "score>", "worst sample>")
     rows = []

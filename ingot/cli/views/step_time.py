@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def known_columns(step: "StepTime") -> int:
     """Return how many columns of measured times the table of a step has.
 
-    It is 0 if the times were only predicted, 1 if the calls were timed, and 2 if a profiler's trace has times too.
+    It is 0 if times were only predicted, and 1 if the calls were timed. It is 2 if there are times from a profiler too.
     """
     traced = any(one.traced is not None for one in step.kinds)
     return 2 if traced else 1 if step.measured is not None else 0
@@ -54,10 +54,10 @@ def print_step_time(step: "StepTime") -> None:
 
 
 def _times(roofline: float, predicted: float, known: Sequence[float | None]) -> list[str]:
-    """Return the time cells of a table row. `known` has the measured seconds, one for each column; None where one is
-    missing.
+    """Return the time cells of a table row: roofline, prediction, measurements, and the share of the roofline.
 
-    The last cell is the share that the roofline's time has in the first measurement, or else in the predicted time.
+    `known` has the measured seconds, one for each column, None where unknown. The share is the roofline's time divided
+    by the first measured time. Without one, it is divided by the predicted time.
     """
     taken = known[0] if known and known[0] is not None else predicted
     share = f"{roofline / taken:.0%}" if roofline and taken > 0 else "–"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def summary(artifact: Artifact) -> dict[str, Any]:
     """Return the summary of an artifact as JSON values, with sizes in bytes.
 
-    Times are None if the artifact has no timings, and "passes" is None if it has no trace. "hub" is the commit of the
-    checkpoint on the Hugging Face hub; None for a local checkpoint.
+    Times are None if the artifact has no timings. "passes" is None if it has no trace. "hub" is the commit of the
+    checkpoint on the Hugging Face hub, None for a local checkpoint.
     """
     manifest, plans = artifact.manifest, read_plans(artifact)
     backends: dict[str, int] = {}
@@ -67,7 +67,10 @@ def _hub(artifact: Artifact) -> str | None:
 
 
 def _skipped_in(artifact: Artifact) -> list[dict[str, Any]]:
-    """Return the fusions that the compile skipped because of the weights, as `RoundingCheck.decision`."""
+    """Return the fusions that the compile skipped because of their rounding errors, one dict each.
+
+    `RoundingCheck.decision` describes the dicts.
+    """
     request = artifact.read_json(REQUEST)
     identity = request.get("identity") if isinstance(request, dict) else None
     found = identity.get("skipped_fusions") if isinstance(identity, dict) else None
@@ -153,7 +156,7 @@ def _contents(summary: dict[str, Any]) -> "Table":
 
 
 def _skipped_fusions(skipped: Sequence[dict[str, Any]]) -> list[tuple[str, object]]:
-    """Return table rows for the skipped fusions: a row for each pass, with the locations that it skipped."""
+    """Return table rows for the skipped fusions: a row for each pass, with the locations of its skipped fusions."""
     locations: dict[str, list[str]] = {}
     for one in skipped:
         locations.setdefault(one["pass"], []).append(one["location"])
@@ -190,9 +193,9 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _sizes(artifact: Artifact) -> dict[str, int]:
-    """Return the bytes of an artifact's files, by folder at the top level, the largest first.
+    """Return the bytes of an artifact's files by top-level folder, largest first.
 
-    "other" is the sum of the files outside these folders, and "total" is the sum of all files.
+    "other" is the sum of the files outside these folders. "total" is the sum of all files.
     """
     sizes: dict[str, int] = {}
     for entry in artifact.manifest.files:

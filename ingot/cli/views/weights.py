@@ -14,9 +14,9 @@ _BYTES_PER_ELEMENT = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 
 
 
 def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
-    """Return the content of weights.json or, with a filter, only the weights that match.
+    """Return the content of weights.json. With a filter, return only the matching weights.
 
-    A weight matches by its name, its layers, or the ops that read it. Raises OptionError if none match.
+    A weight matches by its name, its layers, and the ops that read it. Raises OptionError if none match.
     """
     index: Any = artifact.read_json("weights.json")
     if not isinstance(index, dict):
@@ -40,7 +40,7 @@ def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
 def print_weights(artifact: Artifact, wanted: Filter = NO_FILTER) -> None:
     """Print a table of the weights that match the filter: type, size, place in the artifact's files, and recipe.
 
-    A recipe is how the weight is made from checkpoint tensors.
+    A recipe says how the weight is made from checkpoint tensors.
     """
     rows, total = [], 0
     shown: dict[str, str] = {}
@@ -69,10 +69,11 @@ _OUTPUT = re.compile(r"(?<=\))\.(\w+)")
 
 
 def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
-    """Return the recipe of the param `name` as text. A recipe is how a param is made from checkpoint tensors.
+    """Return the text of a param's recipe: the steps that make the param from checkpoint tensors.
 
-    If an earlier param has the same steps and takes another of their results, name only the result and that param.
-    `shown` maps the steps printed so far to their first param; this function adds to it.
+    `name` is the name of the param, and `recipe` its recipe. Some steps have several results, for several params. Their
+    text is printed for the first of these params only. For the other params, the text names the result and the first
+    param. `shown` maps the steps printed so far to their first param. New steps are added to it.
     """
     steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
     first = shown.setdefault(steps, name)

@@ -36,9 +36,9 @@ Call = Callable[[Sequence[torch.Tensor]], object]
 def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[BackendTime, ...]]:
     """Time the one call in `body` with each candidate backend on this machine. Return the times by backend.
 
-    A backend has one time for each step size of `timed_steps`. On a CPU the call uses as many threads as the target has
-    cores. On a GPU its memory is freed at the end. Raises BackendError if inputs cannot be made or code does not load,
-    and any error of a call that fails.
+    A backend has one time for each step size of `timed_steps`. On a CPU, the call uses as many threads as the target
+    has cores. On a GPU, its memory is freed at the end. Raises BackendError if inputs cannot be made or code does not
+    load. Errors of the call propagate.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
@@ -60,7 +60,7 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
 def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
     """Return the seconds of one call in a step of this size, by backend.
 
-    `calls` maps each backend to a function that runs its code on a list of inputs. The backends take turns, so that a
+    `calls` maps each backend to a function that runs its code on a list of inputs. The backends take turns, so a
     slowdown of the machine affects all of them.
     """
     sets = _input_sets(body, step, device)
@@ -80,8 +80,9 @@ def _calls_of_round(seconds: float, sets: int, device: str) -> int:
 
 
 def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, device: str) -> float:
-    """Run a call `count` times and return the mean seconds of one run. Each run takes the next of the input lists
-    `sets`.
+    """Run a call `count` times, and return the mean seconds of one run.
+
+    `sets` are lists of inputs. Each run takes the next one.
     """
     work = [partial(call, inputs) for inputs in itertools.islice(itertools.cycle(sets), count)]
     if device == "cuda":
@@ -95,7 +96,7 @@ def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, devic
 def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.Tensor]]:
     """Return several equal lists of inputs for the call in `body`.
 
-    Together they are larger than the processor's caches, so that each run reads its inputs from memory.
+    Together they are larger than the processor's caches. Each run therefore reads its inputs from memory.
     """
     generator = torch.Generator(device).manual_seed(1)
     first = inputs_for(body, step, device, generator)
@@ -105,13 +106,14 @@ def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor with the same strides, because code is compiled for them."""
+    """Copy a tensor and keep its strides, because code is compiled for them."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
-    """Load the candidate's code. Return a function that runs it on a list of inputs, one for each placeholder of
-    `body`.
+    """Load a backend's code for the call in `body`, and return a function that runs it.
+
+    The function takes a list of inputs, one for each placeholder of `body`.
     """
     node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
@@ -124,9 +126,9 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:
-    """Return a function that calls `function` for the call `node` with a list of inputs of `body`.
+    """Return a function that takes a list of inputs of `body`, and makes the call `node` with `function`.
 
-    It fills in the arguments of the call that are no tensors.
+    Tensor arguments come from the list, and all other arguments from the node.
     """
     place = {source: index for index, source in enumerate(body.placeholders())}
 

@@ -34,8 +34,8 @@ class TimedStep:
 def timed_steps(body: Program) -> tuple[TimedStep, ...]:
     """Return the step sizes in which to time the call in `body`, typical for its bucket class (range of step sizes).
 
-    A class of decode steps has one. Other classes have two: several short prompts, and one long prompt of half the
-    largest step.
+    Decode classes have one. Other classes have two: several short prompts, and one long prompt of half the largest
+    step.
     """
     bucket = body.bucket or BucketClass(name="any", tokens=(1, body.dims["T"].hi if "T" in body.dims else 1))
     low, high = bucket.tokens
@@ -59,10 +59,9 @@ def call_of(body: Program) -> fx.Node:
 
 
 def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return a tensor for each placeholder of `body`, in order: random floats, and integers that fit a step of this
-    size.
+    """Return a tensor for each placeholder of `body`, in order, for a step of this size.
 
-    Raises BackendError for an integer input that a step does not define.
+    Floats are random, and integers fit the step. Raises BackendError for an integer input that a step does not define.
     """
     sizes = _sizes(body, step)
     integers = _integers(step, sizes, _page_size(body), generator)
@@ -87,7 +86,7 @@ def _parameters(body: Program) -> dict[fx.Node, str]:
 
 
 def _page_size(body: Program) -> int:
-    """Return the number of positions in a KV cache page; 0 if the call has no paged cache."""
+    """Return the number of positions in a KV cache page, or 0 if the call has no paged cache."""
     for spec in body.states.values():
         if spec.kind == "paged_kv":
             size = spec.type.shape[2]
@@ -105,7 +104,7 @@ def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
 def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:
     """Return a tensor of normally distributed values.
 
-    It has no zeros, because they take less power: a GPU would run faster than with real values.
+    Zeros would take less power, and the GPU would run faster than with real values.
     """
     shape = wanted.bind(sizes)
     strides = wanted.strides or torch.empty(shape, device="meta").stride()
@@ -118,11 +117,10 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
 def _integers(
     step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """Return the integer inputs of a step, such as positions and page tables. A key is the parameter of an op that
-    takes them.
+    """Return the integer inputs of a step, such as positions and page tables, by parameter name.
 
-    `page` is the number of positions in a page; 0 without a paged cache. The pages of a sequence are consecutive, as
-    the pool allocates them: prefill attention then loads a tile of them at once (docs/gpu-kernels.md).
+    `page` is the number of positions in a page, or 0 without a paged cache. The pages of a sequence are consecutive, as
+    the pool allocates them. Prefill attention then loads a tile of them at once (docs/gpu-kernels.md).
     """
     fed = step.tokens // step.sequences
     sequence = torch.arange(step.sequences).repeat_interleave(fed)

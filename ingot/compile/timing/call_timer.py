@@ -26,13 +26,14 @@ MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tupl
 
 @dataclass
 class CallTimer:
-    """Finds the times of calls that several backends can compute: in the cache, or by running the calls on this
-    machine.
+    """Finds the times of calls that several backends can compute.
 
-    untimed   reason to time nothing; "" lets calls be timed
-    on_done   called with the number of timed calls and the total
-    measure   replaces the timing in a worker process
-    most      maximum number of different calls to time
+    They come from the cache, or from runs of the calls on this machine.
+
+    - `untimed`: reason to time nothing; "" lets calls be timed
+    - `on_done`: called with the number of timed calls and the total
+    - `measure`: replaces the timing in a worker process
+    - `most`: maximum number of different calls to time
     """
 
     emitter: Emitter
@@ -48,8 +49,8 @@ class CallTimer:
     ) -> list[BackendTimes | str]:
         """Return for each contest the times of its backends, or the reason why they are not timed.
 
-        A contest is a call with the backends that can compute it; contests must be distinct. `anyway` returns regions
-        that the compile needs next: they are compiled in parallel with the code that timing needs.
+        A contest is a call with the backends that can compute it. Contests must be distinct. `anyway` returns regions
+        that the compile needs next. They are compiled in parallel with the code for the timing.
         """
         reasons = {one.key: self._refusal(one) for one in contests}
         self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
@@ -85,7 +86,7 @@ class CallTimer:
     def _known(self, contest: Contest) -> dict[str, tuple[BackendTime, ...]] | None:
         """Return the cached times of a contest (a call that several backends can compute), by backend.
 
-        None if the times of one of the backends are not cached.
+        Return None if the cache lacks the times of a backend.
         """
         found = {}
         for region in _regions(contest):
@@ -96,10 +97,10 @@ class CallTimer:
         return found
 
     def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
-        """Return for each contest (a call that several backends can compute) its backends with their compiled code.
+        """Compile the code of contests (calls that several backends can compute), and return it.
 
-        The keys are those of the contests. The code is compiled in parallel with the regions `anyway`, which the
-        compile needs next.
+        The result maps the key of a contest to its backends with their code. The regions `anyway`, which the compile
+        needs next, are compiled in parallel.
         """
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
@@ -139,8 +140,9 @@ class CallTimer:
         return found
 
     def _measured(self, contest: Contest) -> dict[str, Any]:
-        """Return the JSON that identifies a measurement in the cache: the call, the step sizes, the machine and its
-        libraries.
+        """Return the JSON that identifies a measurement in the cache.
+
+        It has the call, the step sizes, the machine and its libraries.
         """
         steps = [[one.tokens, one.sequences, one.context] for one in timed_steps(contest.body)]
         machine = {"gpu": self.target.gpu, "cores": self.target.cores}
@@ -149,7 +151,10 @@ class CallTimer:
 
 
 def _regions(contest: Contest) -> list[Region]:
-    """Return one region for each backend of the contest, to be compiled by it. All contain the contest's call."""
+    """Return a region for each backend of the contest (a call that several backends can compute).
+
+    All contain that call. Each is to be compiled by its backend.
+    """
     return [Region("call", contest.body, backend) for backend in contest.backends]
 
 

@@ -30,8 +30,9 @@ MeasureTiles = Callable[[str, Choice, float], Choice]
 class Tuner:
     """Finds the fastest tile sizes of kernels for a target: in the cache, or by timing on this machine's GPU.
 
-    Tile sizes from a tuning log are not timed again. `seconds` is the time to spend on each kernel and problem.
-    `on_done` is called with the number of timed ones and the total. `measure` replaces the timing in a worker process.
+    Tile sizes from a tuning log are not timed again. `seconds` is the time to spend on each problem (kernel, sizes and
+    dtypes of a call). `on_done` is called with the number of timed problems and the total. `measure` replaces the
+    timing in a worker process.
     """
 
     target: Target
@@ -44,16 +45,16 @@ class Tuner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the worker process, which holds some GPU memory as long as it runs."""
+        """Stop the worker process. It holds some GPU memory as long as it runs."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
     def tuned(self, backends: Mapping[str, Backend], regions: Sequence[Region]) -> dict[str, Backend]:
-        """Return the backends by name, those with kernels for `regions` replaced by ones that use the fastest tile
-        sizes.
+        """Return the backends by name, with the fastest tile sizes for the kernels of `regions`.
 
-        Raises TargetError if tile sizes must be timed and this machine lacks the target's GPU.
+        Backends without tile sizes are unchanged. Raises TargetError if tile sizes must be timed and this machine lacks
+        the target's GPU.
         """
         result = dict(backends)
         for name, backend in backends.items():
@@ -106,9 +107,9 @@ class Tuner:
 
 
 def _file(choice: Choice, compiler: str) -> Path:
-    """Return the path in the cache for the tile sizes of the kernel and problem of `choice`.
+    """Return the path in the cache for the tile sizes of a kernel for one problem (sizes and dtypes of a call).
 
-    `compiler` is a digest of GPU, compiler and kernel sources.
+    `choice` names both. `compiler` is a digest of GPU, compiler and kernel sources.
     """
     key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
     return cache_folder("tuning") / f"{key}.json"

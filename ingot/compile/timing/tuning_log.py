@@ -20,10 +20,10 @@ LACKS = "the given log has none"
 
 
 def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
-    """Return the tuning log (tile sizes and backends of calls, from an earlier compile) that the user gave.
+    """Return the tuning log that the user gave: tile sizes and backends of calls, from an earlier compile.
 
-    `given` is the path of the log's file or of an artifact, or the log's JSON values. Raises OptionError if it is no
-    log, and TargetError if it is for another target.
+    `given` is the path of the log's file, the path of an artifact, or the log's JSON values. Raises OptionError if it
+    is no log, and TargetError if it is for another target.
     """
     value: object = given
     where = "tuning_log"
@@ -47,10 +47,9 @@ _EXPECTED = f"an artifact that has a {TUNING}, or that file"
 
 
 def artifact_log(artifact: Artifact, target: Target) -> TuningLog | None:
-    """Return the tuning log of an artifact: the tile sizes and backends that it was compiled with; None if it has no
-    log.
+    """Return the tuning log of an artifact: the tile sizes and backends that it was compiled with.
 
-    Raises ArtifactError if the log cannot be read.
+    Return None if it has no log. Raises ArtifactError if the log cannot be read.
     """
     if all(entry.path != TUNING for entry in artifact.manifest.files):
         return None
@@ -80,7 +79,7 @@ def _first(error: ValidationError | TypeError) -> str:
 def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Target) -> TuningLog:
     """Return the tuning log that an artifact stores: the tile sizes and the timed calls of its compile.
 
-    Each kernel's problem and each call is listed once, in a fixed order.
+    Each kernel's problem (sizes and dtypes of its call) and each call is listed once, in a fixed order.
     """
     tiles, backends = {one.key: one for one in choices}, {one.key: one for one in calls}
     return TuningLog(
@@ -92,8 +91,9 @@ def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Tar
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
-    """Return the tile sizes, with a `reason` added to those that the given tuning log lacks. Without a log, change
-    nothing.
+    """Return the tile sizes, with a `reason` for those that the given tuning log `log` lacks.
+
+    The reason says that the log lacks them. Without a log, they are returned unchanged.
     """
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(

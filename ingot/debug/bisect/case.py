@@ -29,8 +29,10 @@ WINDOW = 128
 
 @dataclass
 class Case:
-    """An artifact to bisect, with the request that it was compiled from and the traced model. `runs` counts the
-    programs that have been interpreted so far."""
+    """The data for bisecting one artifact: the artifact, the compile request that it records, and the traced model.
+
+    `runs` counts the programs that have been interpreted so far.
+    """
 
     artifact: Artifact
     request: Request
@@ -40,11 +42,13 @@ class Case:
 
     @staticmethod
     def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
-        """Open an artifact for bisecting, and trace its model again. `checkpoint` is the folder of the compiled
-        checkpoint, needed only if it has moved.
+        """Open an artifact for bisecting, and trace its model again.
 
-        Raises IngotError if the artifact or checkpoint cannot be read, or if bisecting cannot compare the model's
-        outputs.
+        `checkpoint` is the folder of the checkpoint that the artifact was compiled from. It is needed only if that
+        folder has moved.
+
+        Raises IngotError if the artifact or checkpoint cannot be read. Raises OptionError if bisecting cannot compare
+        the outputs of such a model.
         """
         load_user_ops()
         opened = open_artifact(artifact)
@@ -60,9 +64,12 @@ class Case:
 
     @cached_property
     def final_programs(self) -> list[Program]:
-        """Return the programs at the end of the pipeline, from which the artifact's plan was made. There is one for
-        each entry (such as `main` or a draft model) and each bucket class (a range of step sizes that share a
-        lowering)."""
+        """Read the programs after the last pass from the artifact. The artifact's plan (its instructions) was made from
+        them.
+
+        There is a program for each entry (such as `main` or a draft model) and each bucket class (a range of step
+        sizes).
+        """
         parts = re.split(r"(?m)^(?=program )", self.artifact.read_text("program.ir"))
         return [parse_program(part) for part in parts if part]
 
@@ -77,8 +84,11 @@ class Case:
         return Params(self.read)
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Return random prompts, as token ids, to run programs on. Some are longer than a cache page, and one is longer
-        than the model's attention window if that has up to WINDOW tokens. Another `seed` draws other tokens."""
+        """Return random prompts, as token ids, to run programs on.
+
+        Some prompts are longer than a cache page. One is longer than the model's attention window, if the window has at
+        most WINDOW tokens. Another `seed` draws other tokens.
+        """
         windows = [
             Mask.named(str(node.kwargs.get("mask", CAUSAL.name))).size
             for entry in self.model.entries.values()
@@ -94,10 +104,10 @@ class Case:
 
 
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
-    """Return token sequences to run the artifact on: random prompts, then the requests of the golden run, the short run
-    that was recorded when the artifact was made. A fault may have shown in that run first.
+    """Return token sequences to run the artifact on: random prompts, then the requests of the golden run.
 
-    An artifact for several devices has no golden run. Raises ArtifactError if the golden run is malformed.
+    The golden run is a short run that is recorded at the end of a compile. An artifact for several devices has none;
+    then only the random prompts are returned. Raises ArtifactError if the golden run is malformed.
     """
     if not (artifact.folder / GOLDEN).exists():
         return case.prompts()

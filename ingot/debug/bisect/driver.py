@@ -26,19 +26,21 @@ def bisect(
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
 ) -> Verdict:
-    """Find the part of the compiler that makes `artifact` compute something other than the model on its checkpoint.
+    """Find the part of the compiler that makes an artifact compute wrong results. Return a verdict that names it.
 
-    First, each program of the compile is compared with the program that was traced from the model definition, run in
-    float64. Then the artifact's execution is compared with its final programs. With an `oracle`, the traced program
-    itself is compared too. An oracle is "transformers", or a Python file that defines `oracle(requests)`.
+    The search has up to three steps. First, each program of the compile is compared with the traced program, the one
+    that was traced from the model definition. Programs run in float64, and also in the model's dtype to check rounding.
+    Then the artifact runs, and its results are compared with its final programs. Last, the traced program is compared
+    with the `oracle`, if one is given.
 
-    `checkpoint` is the folder of the compiled checkpoint, needed only if it has moved. `output` is a new folder for a
-    script that reproduces the fault; by default none is written.
+    `oracle` is an independent implementation of the model: "transformers", or a Python file that defines
+    `oracle(requests)`. `checkpoint` is the folder of the compiled checkpoint. It is needed only if that folder has
+    moved. `output` is a new folder for a script that reproduces the fault. By default no script is written.
 
-    A faulty pass is confirmed on other prompts: with its faulty rewrite the outputs are wrong, and without it they are
-    right. The verdict is UNCONFIRMED if that fails and nothing else is found.
+    A faulty pass is checked on other prompts: the outputs must be wrong with the faulty rewrite, and right without it.
+    If this check fails and nothing else is found, the verdict is UNCONFIRMED.
 
-    Raises IngotError if the artifact, checkpoint or oracle cannot be used.
+    Raises IngotError if the artifact, checkpoint, oracle or output folder cannot be used.
     """
     folder = None if output is None else Path(output)
     if folder is not None and folder.exists():
@@ -53,8 +55,7 @@ def bisect(
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Return whether a folder can be created: its nearest existing parent must be a folder that this process may write
-    to."""
+    """Return whether a folder can be created. Its nearest existing parent must be a folder with write permission."""
     above = next(path for path in folder.absolute().parents if path.exists())
     return above.is_dir() and os.access(above, os.W_OK)
 
@@ -97,8 +98,12 @@ _UNCONFIRMED = (
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
-    """Check an accused rewrite on other prompts. Return whether the fault occurs with it and not without it. A fault
-    that makes a program invalid needs no check and is always confirmed."""
+    """Check on other prompts that a rewrite is at fault. Return whether the outputs are wrong with it and right without
+    it.
+
+    `blame` has the programs with and without the rewrite. A fault that makes a program invalid needs no check: return
+    True.
+    """
     if culprit.what == "structure":
         return True
     place = base_of(culprit.chain, culprit.place - 1)
@@ -135,8 +140,11 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
 
 
 def _layer(site: Site | None, blame: Blame) -> int | None:
-    """Return the decoder layer of a fault; None if unknown. It is read from the source line or param name of the faulty
-    node `site`, or else from the source line of the faulty rewrite."""
+    """Return the number of the decoder layer with the fault; None if it is unknown.
+
+    The number is part of the source line or param name of the faulty node, `site`. If the node has none, it is read
+    from the source line of the faulty rewrite.
+    """
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
     return next((found for text in texts if (found := layer_of(text)) is not None), None)

@@ -15,16 +15,20 @@ _BY_VERIFY = "`ingot verify` checks that it computes what it did when it was com
 
 
 def refuse_unjudged(program: Program, where: str) -> None:
-    """Raise OptionError if bisecting cannot compare the outputs of a program, for example since it returns no logits.
-    `program` is the traced program of an entry, such as `main`; `where` names the artifact for the error."""
+    """Raise OptionError if bisecting cannot compare the outputs of a program, for example because it returns no logits.
+
+    `program` is the traced program of an entry, such as `main`. `where` names the artifact in the error.
+    """
     if found := _reason(program):
         reason, hint = found
         raise OptionError(f"the entry '{program.name}' {reason}", where=where, expected=_SAMPLES, hint=hint)
 
 
 def _reason(program: Program) -> tuple[str, str] | None:
-    """Return why bisecting cannot compare the outputs of `program`, and a hint at what works instead; None if it
-    can."""
+    """Return why bisecting cannot compare the outputs of `program`; None if it can.
+
+    The reason is a pair of texts: what the entry does, and which check works for it instead.
+    """
     ending = find_ending(program.ending.name)
     if ending.name == POOL.name:
         return "makes vectors, and programs are judged by their logits", _BY_NUMERICS

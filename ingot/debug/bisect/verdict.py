@@ -9,10 +9,10 @@ from ingot.ir.artifact.record import Rewrite
 
 
 class Kind(enum.Enum):
-    """The kind of part that bisecting finds at fault, such as a pass or a backend.
+    """The kind of part that is at fault, such as a pass or a backend.
 
-    HEALTHY: no fault was found. OVERFLOW: the model's own values exceed its dtype, and no pass is at fault.
-    UNCONFIRMED: the prompts of the first check accuse a pass, other prompts do not, and nothing else was found.
+    HEALTHY: no fault was found. OVERFLOW: values of the model are too large for its dtype, and no pass is at fault.
+    UNCONFIRMED: a pass is at fault on the first prompts but not on others, and nothing else was found.
     """
 
     HEALTHY = "healthy"
@@ -30,18 +30,20 @@ class Kind(enum.Enum):
 class Verdict:
     """The result of a bisection: which part makes the results wrong, and where.
 
-    blamed       the pass, backend, recipe step, or line of the model definition that is at fault
+    blamed       the faulty part: a pass, a backend, a recipe step, or a line of the model definition
     rewrite      the faulty rewrite of a pass
-    node         the call that computes a wrong result from right inputs, in the program of `entry` and `bucket`;
-                 for a recipe or weights, the param
+    entry        the entry (such as `main` or a draft model) with the fault
+    bucket       the bucket class (a range of step sizes) of the faulty program
+    node         the call that computes a wrong result from right inputs; for a recipe or weights, the param
+    op           the op of the node
     tensor       the first wrong result of the node
-    origin       the node's source line in the model definition
-    layer        the node's decoder layer
+    origin       the source line of the node in the model definition
+    layer        the decoder layer of the node
     found        what is wrong, with numbers
     note         what the user must know before acting on the verdict
     runs         the number of programs that were run
     reproducer   the path of a script that reproduces only this fault
-    golden       the path of the reproducer's program before the fault, as text
+    golden       the path of the program in the reproducer, as text: before the pass, or the faulty call
     """
 
     kind: Kind

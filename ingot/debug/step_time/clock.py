@@ -23,11 +23,10 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class StepClock:
-    """Predicts the times of an artifact's steps on its GPU and, with `measure`, measures them too. Only steps of the
-    entry `main` are measured.
+    """Predicts how long an artifact's steps take on its GPU. With `measure`, it also measures them.
 
-    `kernels` maps ids of executables to their recorded kernel launches. `trace` is a file to write a profiler trace of
-    the measured steps to.
+    Only steps of the entry `main` are measured. `kernels` maps ids of executables to their kernel launches, as recorded
+    in the artifact. `trace` is a file to write a profiler trace of the measured steps to.
     """
 
     folder: Path
@@ -40,8 +39,11 @@ class StepClock:
 
     @staticmethod
     def of(artifact: Artifact, *, measure: bool, trace: Path | None = None) -> "StepClock | None":
-        """Make the clock of an artifact. Return None if the artifact is not for a GPU, or for one of unknown bandwidth;
-        with `measure`, raise OptionError instead."""
+        """Make the clock of an artifact. Return None if the artifact's target is not a GPU, or a GPU of unknown
+        bandwidth.
+
+        With `measure`, raise OptionError instead of returning None.
+        """
         target = str(artifact.manifest.target.get("name"))
         device = device_of(target) if artifact.manifest.target.get("device") == "cuda" else None
         if device is None:
@@ -57,9 +59,11 @@ class StepClock:
         return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
-        """Return a copy of `costs` with the times of the step and of each call. `choices` are the tile sizes of
-        kernels, by the name of the node or region. Raises TargetError if the step must be measured but cannot run on
-        this machine."""
+        """Return a copy of `costs` with the times of the step and of each call.
+
+        `choices` maps the names of nodes and regions to the tile sizes of their kernels. Raises TargetError if the step
+        must be measured but cannot run on this machine.
+        """
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step, self.device.gpu)

@@ -17,8 +17,11 @@ _MOSTLY = 0.5
 
 
 def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, device: Device) -> tuple[Gap, ...]:
-    """Return the largest gaps of a step, each with advice how to close it. A gap is the time that equal calls take
-    above their roofline, or the time between calls. `works` and `times` describe the calls of the step, in order."""
+    """Return the largest gaps of a step, each with advice how to close it.
+
+    A gap is time that equal calls take above their roofline, or time between calls. `works` has the work of the step's
+    calls, and `times` their times, in order.
+    """
     groups: dict[str, list[tuple[Work, CallTime]]] = {}
     for work, time in zip(works, times, strict=True):
         if work.launches:

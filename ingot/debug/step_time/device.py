@@ -10,8 +10,11 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu, matmul_rate
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that step times are predicted for: its memory bandwidth in bytes a second, and the measured time constants
-    of kernels."""
+    """A GPU that step times are predicted for.
+
+    `bandwidth` is its memory bandwidth in bytes a second. `times` are time constants of kernels, perhaps measured on
+    another GPU.
+    """
 
     gpu: Gpu
     bandwidth: int
@@ -22,16 +25,20 @@ class Device:
 
     @property
     def slower_memory(self) -> float:
-        """Return the factor for times of memory-bound kernels that were measured on another GPU: that GPU's memory
-        bandwidth divided by this one's."""
+        """Return the factor that converts times of memory-bound kernels to this GPU.
+
+        It is the bandwidth of the GPU on which the times were measured, divided by this GPU's bandwidth.
+        """
         measured = self.times.gpu.bandwidth
         assert measured is not None
         return measured / self.bandwidth
 
     @property
     def basis(self) -> str:
-        """Return text for reports: which GPU the time constants were measured on, and whether they are scaled to this
-        GPU."""
+        """Return text that names the GPU on which the time constants were measured.
+
+        The text also says whether the constants are scaled to this GPU.
+        """
         measured = self.times.gpu.product
         if measured == self.gpu.product:
             return f"constants measured on {measured}"
@@ -39,9 +46,11 @@ class Device:
 
 
 def device_of(target: str) -> Device | None:
-    """Return the GPU to predict step times for: this machine's, if it matches `target` such as "sm_90", else a typical
-    GPU of the target. None if the target is not a GPU, or the bandwidth is unknown. Published numbers take precedence
-    over the driver's."""
+    """Return the GPU to predict step times for; None if `target` is not a GPU or the bandwidth is unknown.
+
+    `target` is the artifact's target, such as "sm_90". This machine's GPU is used if it matches the target. Otherwise a
+    typical GPU of the target is used. Published figures of a GPU take precedence over the driver's.
+    """
     typical = TYPICAL.get(target)
     try:
         here = find_gpu()

@@ -8,11 +8,11 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 
 def step_inputs(step: StepShape, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
-    """Return the inputs of a step to be timed, in the given `layout`. The step processes the last tokens of each
-    sequence and samples one token per sequence, greedily.
+    """Return the inputs of a step to be timed, in the given `layout`.
 
-    Positions come from the inputs and not from the device, so that the same inputs can be launched repeatedly. The
-    sequences use the first `step.pages(page_size)` pages of the pool. Token ids are random.
+    The step processes the last tokens of each sequence, and samples one token per sequence greedily. Token ids are
+    random. The sequences use the first `step.pages(page_size)` pages of the pool. Positions are inputs, so that the
+    step can be launched repeatedly.
     """
     lengths = [step.tokens // step.sequences] * step.sequences
     for index in range(step.tokens % step.sequences):

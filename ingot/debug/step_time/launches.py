@@ -26,8 +26,11 @@ _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a step on a GPU. `unpadded` maps symbolic dims, such as T, to the sizes that the step needs.
-    `padded` maps them to the sizes that kernels run with. `context` is the number of cached positions per sequence."""
+    """The shape of a step on a GPU.
+
+    `unpadded` maps symbolic dims, such as T, to the sizes that the step needs. `padded` maps them to the sizes that
+    kernels run with. `context` is the number of cached positions per sequence.
+    """
 
     unpadded: Mapping[str, int]
     padded: Mapping[str, int]
@@ -38,8 +41,10 @@ class Shape:
 def compiled_launches(
     artifact: Artifact, target: str, executables: Sequence[Executable]
 ) -> dict[str, tuple[Launch, ...]]:
-    """Return the kernel launches that the artifact records for each executable, by the executable's id. Executables
-    without such a record are left out. Raises ArtifactError for a malformed record."""
+    """Return the kernel launches that the artifact records for its executables. Keys are ids of executables.
+
+    Executables without such a record are left out. Raises ArtifactError for a malformed record.
+    """
     found: dict[str, tuple[Launch, ...]] = {}
     for one in executables:
         if LAUNCHES in one.files:
@@ -58,8 +63,11 @@ def launches_of(
     known: Mapping[str, tuple[Launch, ...]],
     chosen: Sequence[Choice],
 ) -> tuple[Launched, ...]:
-    """Return the kernel launches of an instruction in a step; a view has none. `node` is the instruction's call.
-    `known` maps ids of executables to their recorded launches, and `chosen` are the tile sizes of the call."""
+    """Return the kernel launches of an instruction in a step. A view has none.
+
+    `node` is the call of the instruction. `known` maps ids of executables to their recorded launches. `chosen` are the
+    tile sizes of the call.
+    """
     if instruction.calls in known:
         run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.padded) for size in one.grid))
         found = [launched(one, shape.padded, shape.gpu) for one in run]
@@ -69,8 +77,10 @@ def launches_of(
 
 
 def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence[Choice]) -> Launched:
-    """Complete the launch of an attention kernel with how unevenly the multiprocessors share its work, which depends on
-    the context length. Any other launch is returned unchanged."""
+    """Add to the launch of an attention kernel how unevenly the multiprocessors share its work.
+
+    This depends on the context length. Any other launch is returned unchanged.
+    """
     if rows := _PROMPT_ROWS.get(launch.name):
         dim = held_type(named_arguments(node)["q"]).bind(shape.unpadded)[2]
         name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
@@ -82,15 +92,14 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
 
 
 def _prompts(node: fx.Node, shape: Shape) -> Prompts:
-    """Return the numbers of sequences, tokens, positions and heads that the prefill attention call `node` has in a
-    step."""
+    """Return the numbers of sequences, tokens, positions and heads in a prefill attention call, `node`."""
     call = named_arguments(node)
     heads, sequences = held_type(call["q"]).bind(shape.unpadded)[1], shape.unpadded["B"]
     return Prompts(sequences, -(-shape.unpadded["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 
 
 def op_name(node: fx.Node) -> str:
-    """Return the name of the op that a node calls, such as "linear"; for a target that is no Ingot op, its printed
+    """Return the name of the op that a node calls, such as "linear". A target that is no Ingot op has its printed
     name."""
     op = op_of(node.target)
     return op.name if op is not None else target_name(node.target)

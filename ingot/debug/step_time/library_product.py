@@ -18,12 +18,14 @@ _PART_BYTES = 2 * 4
 
 
 def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kernel: KernelTime, device: Device) -> float:
-    """Predict the seconds of a library's matmul on a GPU, without its launch. `product` is [rows, columns, depth], and
-    `done` has its flops and bytes. `kernel` has the measured constants of such matmuls.
+    """Predict the seconds of a library's matmul on a GPU, without its launch.
 
-    Of all tilings, the fastest by this model counts. A multiprocessor computes one tile after another. It reads
-    operands at `kernel.stream` bytes a second, and multiplies whole tiles even if they are partly empty. If the depth
-    is split, adding the partial sums costs `kernel.wave` seconds for another launch, and memory traffic.
+    `product` is [rows, columns, depth] of the matmul. `done` has its flops and bytes. `kernel` has the measured
+    constants of such matmuls.
+
+    The time is predicted for each tiling, and the fastest tiling counts. A multiprocessor computes one tile after
+    another. It reads operands at `kernel.stream` bytes a second. Partly empty tiles take as long as full ones. If the
+    depth is split, adding the partial sums costs `kernel.wave` seconds for another launch, and memory traffic.
     """
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)
     return min(max(moving, computing) + adding for computing, adding in _cuts(product, dtype, kernel, device))
@@ -32,9 +34,11 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 def _cuts(
     product: tuple[int, int, int], dtype: str, kernel: KernelTime, device: Device
 ) -> Iterator[tuple[float, float]]:
-    """Yield two times, in seconds, for each tiling that a library may choose for a matmul of [rows, columns, depth].
-    The first is the time of the busiest multiprocessor. The second is the time to add partial sums; 0 unless the depth
-    is split."""
+    """Yield two times, in seconds, for each tiling that a library may choose for a matmul.
+
+    `product` is [rows, columns, depth] of the matmul. The first time is the busiest multiprocessor's. The second is the
+    time to add partial sums. It is 0 if the depth is not split.
+    """
     rows, columns, depth = product
     rate = kernel.rate * device.rate(dtype) / device.gpu.cores
     for high, wide in _SIZES:

@@ -24,8 +24,8 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.step import StepLayout, StepSizes
 
-# Size of the weights and caches that a sequence of calls rotates over, in last-level caches. A call's data is then
-# evicted before it is read again, as in a step, where all other layers run in between.
+# Bytes of weights and caches that a sequence of calls reads in turn, as a multiple of the last-level cache. A call's
+# data is then evicted before it is read again. In a step, all other layers run in between.
 _CACHES = 4
 _COPIES = 64  # maximum copies of the weights of one instruction
 _COPIED = 1 << 16  # bytes: smaller data is not copied, since reading it takes no longer than a launch
@@ -38,9 +38,11 @@ _VIEWS = frozenset(map(target_name, VIEWS))
 def measure_artifact(
     folder: Path, step: StepShape, served: StepSizes | None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Load an artifact with just enough cache pages for `step`, and time the step. `served` has the sizes of the CUDA
-    graph that replays the step, None if the host launches its calls. `trace` is a file to write a profiler trace to.
-    Raises IngotError if the artifact does not run on this machine."""
+    """Load an artifact with just enough cache pages for `step`, and time the step.
+
+    `served` has the sizes of the CUDA graph that replays the step. It is None if the host launches the step's calls.
+    `trace` is a file to write a profiler trace to. Raises IngotError if the artifact does not run on this machine.
+    """
     limits = limits_of(open_artifact(folder))
     return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
@@ -48,9 +50,10 @@ def measure_artifact(
 def measure_step(
     loaded: Loaded, step: StepShape, served: StepSizes | None = None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Time a step of the entry `main`, as a whole and each instruction alone. `served` has the sizes of the CUDA graph
-    that replays the step, None if there is none; calls are padded to these sizes. `trace` is a file to write a profiler
-    trace to.
+    """Time a step of the entry `main`, as a whole and each instruction alone.
+
+    `served` has the sizes of the CUDA graph that replays the step. It is None if there is no graph. Calls are padded to
+    these sizes. `trace` is a file to write a profiler trace to.
 
     Afterwards the KV caches and other states hold arbitrary values, so the loaded artifact must not serve requests.
     """
@@ -86,8 +89,10 @@ def measure_step(
 
 
 def _alike(call: Call) -> object:
-    """Return a key for calls that take the same time. It is equal for calls of the same code on tensors of equal dtype,
-    shape and strides."""
+    """Return a key that is equal for calls that take the same time.
+
+    Such calls run the same code on tensors of equal dtype, shape and strides.
+    """
     instruction = call.instruction
     values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
     return instruction.calls or instruction.target, instruction.backend, tuple(map(_kind, values))
@@ -98,9 +103,11 @@ def _kind(value: object) -> object:
 
 
 def _rotated(calls: Sequence[Call], resident: set[int]) -> list[Call]:
-    """Return the calls, and the same calls on copies of their weights and caches. All data together exceeds the GPU's
-    last-level cache, so that each call reads from memory as in a real step. `resident` has the data pointers of weights
-    and states."""
+    """Return the calls, and then these calls again on copies of their weights and caches.
+
+    All data together is larger than the GPU's last-level cache. So each call reads from memory, as in a real step.
+    `resident` has the data pointers of weights and states.
+    """
     size = sum(_resident_bytes(call, resident) for call in calls)
     wanted = _CACHES * torch.cuda.get_device_properties().L2_cache_size
     copies = 0 if size < _COPIED else min(_COPIES, math.ceil(wanted / size)) - 1
@@ -127,8 +134,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _time_row(calls: Sequence[Call]) -> InstructionTime:
-    """Return the mean device time and host time of one of these equal calls. They run many times in a CUDA graph, or
-    one by one if a graph cannot capture them."""
+    """Return the mean device time and host time of one of these equal calls.
+
+    They run many times in a CUDA graph. If a graph cannot capture them, they are launched one by one.
+    """
     row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
 
     def run() -> None:
@@ -148,8 +157,10 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
 
 
 def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """Capture in a CUDA graph what `run` launches. Return None if it cannot be captured, because it synchronizes with
-    the host."""
+    """Capture the kernels that `run` launches in a CUDA graph.
+
+    Return None if this fails, because `run` synchronizes with the host.
+    """
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):

@@ -11,8 +11,11 @@ from ingot.ir.machine.gpu_times import HostTime, KernelTime
 
 
 def device_seconds(work: Work, device: Device) -> float:
-    """Predict the device time of a call that runs among other calls. If the tuning log has a measured time for its
-    kernel, that time is used; otherwise the time is modelled from flops, bytes and launches."""
+    """Predict the device time of a call that runs among other calls.
+
+    For a matmul kernel with a measured time in the tuning log, that time is used. Otherwise the time is computed from
+    flops, bytes and launches.
+    """
     choice = work.choice
     # The time of attention depends on contexts, which the log does not record.
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
@@ -43,15 +46,21 @@ def host_seconds(work: Work, host: HostTime) -> float:
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:
-    """Predict the time of a step that is replayed from a CUDA graph: the sum of `device`, the device seconds of its
-    calls, and the gap between two steps. `device_model` is the GPU."""
+    """Predict the time of a step that is replayed from a CUDA graph.
+
+    It is the sum of the calls' times and the gap between two steps. `device` has the device seconds of each call.
+    `device_model` is the GPU.
+    """
     return sum(device) + device_model.times.between
 
 
 def launched_seconds(host: Sequence[float], device: Sequence[float], around: float) -> float:
-    """Predict the time of a step whose calls the host launches one by one. `host` and `device` have the seconds of each
-    call on the host and on the device. A call begins when it has been launched and the previous call has ended.
-    `around` is the host's time before the first launch."""
+    """Predict the time of a step with calls that the host launches one by one.
+
+    `host` has the seconds that the host needs to launch each call. `device` has the seconds of each call on the device.
+    A call begins when it has been launched and the previous call has ended. `around` is the host's time before the
+    first launch.
+    """
     launched, ended = around, 0.0
     for launching, running in zip(host, device, strict=True):
         launched += launching

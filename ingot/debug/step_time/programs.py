@@ -16,11 +16,11 @@ from ingot.ir.masks import CAUSAL, Mask
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel launch and how it fills the GPU. Its programs (thread blocks) run in `waves`; a wave is as many programs
-    as run at the same time.
+    """A kernel launch and how it fills the GPU.
 
-    `uneven` is the work of the busiest multiprocessor divided by the mean. The defaults describe a launch that fills
-    the GPU evenly; they are used for kernels of libraries.
+    Its thread blocks run in `waves`. A wave is as many thread blocks as run at the same time. `uneven` is the work of
+    the busiest multiprocessor divided by the mean. The defaults describe a launch that fills the GPU evenly. They are
+    used for kernels of libraries.
     """
 
     name: str
@@ -29,8 +29,11 @@ class Launched:
 
 
 def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
-    """Return how a recorded kernel launch fills the GPU in a step. `sizes` are the sizes of the step's symbolic dims,
-    which determine the grid. All programs (thread blocks) are assumed to have equal work."""
+    """Return how a recorded kernel launch fills the GPU in a step.
+
+    `sizes` are the sizes of the step's symbolic dims, which determine the grid. All thread blocks are assumed to have
+    equal work.
+    """
     x, y, z = (evaluate(size, sizes) for size in launch.grid)
     programs = x * y * z
     if not programs:
@@ -40,15 +43,20 @@ def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
 
 
 def uneven(programs: int, cores: int) -> float:
-    """Return the work of the busiest multiprocessor divided by the mean. A launch has `programs` thread blocks of equal
-    work, and the GPU `cores` multiprocessors."""
+    """Return the work of the busiest multiprocessor divided by the mean.
+
+    A launch has `programs` thread blocks of equal work. The GPU has `cores` multiprocessors.
+    """
     return -(-programs // cores) * cores / programs
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prefill attention of a step. Each of `sequences` sequences has `tokens` new tokens, and `context` positions
-    after the step. `heads` are the query heads. `mask` names the attention mask, such as "causal"."""
+    """The prefill attention of a step.
+
+    There are `sequences` sequences. Each has `tokens` new tokens, and `context` positions after the step. `heads` is
+    the number of query heads. `mask` names the attention mask, such as "causal".
+    """
 
     sequences: int
     tokens: int
@@ -57,16 +65,20 @@ class Prompts:
     mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
-        """Return how the prefill attention kernel `name` fills a GPU of `cores` multiprocessors. A tile is `rows`
-        tokens of one head. A multiprocessor computes one tile after another, and waits for the first keys of each, so
-        each tile counts as a wave."""
+        """Return how the prefill attention kernel `name` fills a GPU of `cores` multiprocessors.
+
+        A tile is `rows` tokens of one head. A multiprocessor computes one tile after another, and waits for the first
+        keys of each. So each tile counts as a wave.
+        """
         tiles = -(-self.tokens // rows) * self.sequences * self.heads
         return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
 
     def uneven(self, rows: int, cores: int) -> float:
-        """Return the work of the busiest multiprocessor divided by the mean of the useful work. A tile of `rows` tokens
-        of one head computes all positions that any of its tokens attends to, even for rows that are empty. The tiles
-        with the most work begin first, each on the next free multiprocessor."""
+        """Return the work of the busiest multiprocessor divided by the mean of the useful work.
+
+        A tile is `rows` tokens of one head. All its rows, even empty ones, compute every position that any of them
+        attends to. Tiles with the most work begin first. Each tile begins on the next free multiprocessor.
+        """
         mask = Mask.named(self.mask)
 
         def seen(first: int, last: int) -> int:
@@ -88,20 +100,23 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Contexts:
-    """The decode attention of a step: `tokens` tokens that attend to `context` cached positions each. The kernel splits
-    each context into parts for several thread blocks, by the tile sizes in `choice`."""
+    """The decode attention of a step. Each of `tokens` tokens attends to `context` cached positions.
+
+    The kernel splits each context into parts for several thread blocks. The tile sizes in `choice` determine the parts.
+    """
 
     tokens: int
     context: int
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """Return how the decode attention kernel `name` fills a GPU of `cores` multiprocessors. A split is the part of
-        a context that one thread block reads, in whole tiles.
+        """Return how the decode attention kernel `name` fills a GPU of `cores` multiprocessors.
 
-        A minimum number of splits always exists, and these may load their first tile before the previous kernel has
-        ended, which costs no time. Any further splits must read the context lengths first. Only one wave counts, since
-        thread blocks of later waves begin while others read.
+        A split is the part of a context that one thread block reads, in whole tiles. The kernel has a minimum number of
+        splits. If it uses only these, they may load their first tile before the previous kernel has ended. This tile
+        then costs no time. With more splits, each must read the context lengths first.
+
+        Only one wave counts, since thread blocks of later waves begin while others read.
         """
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
@@ -121,8 +136,10 @@ class Contexts:
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
-    """Return the total work of the busiest of `workers` workers. Each worker takes the next item of `works` as soon as
-    it is free."""
+    """Return the total work of the busiest of `workers` workers.
+
+    Each worker takes the next item of `works` as soon as it is free.
+    """
     ends = [0] * workers
     for work in works:
         heapq.heapreplace(ends, ends[0] + work)

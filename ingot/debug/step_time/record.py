@@ -25,8 +25,8 @@ def record_trace(
 ) -> None:
     """Write a torch profiler trace of some steps to `path`, compressed if its name ends in .gz.
 
-    The first steps run on the inputs `launched`, call by call; each call is in a profiler span named by its number.
-    Then steps run on the inputs `served` as in serving, which may replay a CUDA graph.
+    The first steps run on the inputs `launched`, call by call. Each call has a profiler span with its number. Then
+    steps run on the inputs `served`, as in serving. These may replay a CUDA graph.
     """
     with torch.cuda.stream(stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(_LAUNCHED):

@@ -13,9 +13,11 @@ from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
-    """Return the sizes of the CUDA graph that replays a step, which may be padded to larger sizes than the step's. None
-    if the step has no graph, so that the host launches its calls. `bucket` is the plan of the step's bucket class, a
-    range of step sizes."""
+    """Return the sizes of the CUDA graph that replays a step. They may be larger than the step's sizes.
+
+    Return None if the step has no graph, so that the host launches its calls. `bucket` is the plan of the step's bucket
+    class (a range of step sizes).
+    """
     if step.tokens == step.sequences:
         held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
         return min(held, key=lambda size: size.T, default=None)
@@ -24,8 +26,10 @@ def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> St
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
-    """Return the sizes of a step whose calls the host launches one by one. Some steps with prompts are padded to larger
-    sizes."""
+    """Return the sizes of a step when the host launches its calls one by one.
+
+    Some steps with prompts are padded to larger sizes.
+    """
     size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # for any context
     whole = bucket.bucket
     return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)

@@ -19,8 +19,11 @@ def time_step(
     captured: bool,
     taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """Return the times of each call of a step, and of the step itself. `works` has the work of each call. `captured`
-    says that a CUDA graph replays the step. `taken` has measured times; without it, all measured times are None."""
+    """Return the times of each call of a step, and the time of the step.
+
+    `works` has the work of each call. `captured` is True if a CUDA graph replays the step. `taken` has measured times.
+    If it is None, all measured times in the result are None.
+    """
     calls = [_call_time(work, device) for work in works]
     if taken is not None:
         calls = [
@@ -64,6 +67,8 @@ def _call_time(work: Work, device: Device) -> CallTime:
 
 
 def _dtype(works: Sequence[Work]) -> str:
-    """Return the dtype of the step's first matmul, for the GPU's rate; matmuls have most of the flops. "f32" without a
-    matmul."""
+    """Return the dtype of the step's first matmul; "f32" if there is no matmul.
+
+    The GPU's rate in this dtype is used for the whole step, since matmuls have most of the flops.
+    """
     return next((work.dtype for work in works if work.kind == "products"), "f32")

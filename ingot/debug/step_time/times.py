@@ -35,8 +35,10 @@ class CallTime:
 
 @dataclass(frozen=True)
 class KindTime:
-    """The total seconds of a step's calls of one kind, such as "attention". `calls` is the number of these calls
-    without views, which run nothing on the device."""
+    """The total seconds of a step's calls of one kind, such as "attention".
+
+    `calls` is the number of these calls. Views are not counted, since they run nothing on the device.
+    """
 
     kind: str
     calls: int
@@ -48,9 +50,11 @@ class KindTime:
 
 @dataclass(frozen=True)
 class Gap:
-    """The time that equal calls of a step take above their roofline, the lower bound by bandwidth and flops. `what`
-    describes the calls, `seconds` is the sum over them, and `closing` is advice how to close the gap. `traced` is the
-    sum by a profiler trace, None without one."""
+    """The time that equal calls of a step take above their roofline, or the time between calls.
+
+    The roofline is the lower bound by bandwidth and flops. `what` describes the calls. `seconds` is the sum over the
+    calls. `closing` is advice how to close the gap. `traced` is the sum by a profiler trace; None without a trace.
+    """
 
     what: str
     calls: int
@@ -63,10 +67,12 @@ class Gap:
 class StepTime:
     """The time of a step on a GPU, in seconds.
 
-    `bandwidth` (bytes a second) and `rate` (matmul flops a second in the model's dtype) are the GPU's published
-    numbers. `basis` says which GPU the constants of the prediction were measured on. `captured` says that a CUDA graph
-    replays the step; otherwise the host launches its calls one by one. `traced` is the time between two steps in a
-    profiler trace.
+    `bandwidth` is the GPU's published memory bandwidth in bytes a second. `rate` is its published number of matmul
+    flops a second, in the dtype of the step's matmuls. `basis` names the GPU on which the constants of the prediction
+    were measured.
+
+    `captured` is True if a CUDA graph replays the step. Otherwise the host launches its calls one by one. `measured` is
+    None if the step was not measured. `traced` is the time between two steps in a profiler trace; None without a trace.
     """
 
     device: str
@@ -85,9 +91,11 @@ class StepTime:
 def kind_times(
     calls: list[CallTime], predicted: float, measured: float | None, traced: float | None = None
 ) -> tuple[KindTime, ...]:
-    """Return the total time of each kind of call in a step, such as "attention". The last item, "gaps", is the time of
-    the step in which no call runs; it is negative if calls overlap. `predicted`, `measured` and `traced` are the
-    seconds of the whole step, None if unknown."""
+    """Return the total time of each kind of call in a step, such as "attention".
+
+    The last item, "gaps", is the time of the step in which no call runs. It is negative if calls overlap. `predicted`,
+    `measured` and `traced` are the seconds of the whole step. The last two are None if unknown.
+    """
     found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(
         GAPS,
@@ -112,6 +120,6 @@ def _kind_time(kind: str, calls: list[CallTime]) -> KindTime:
 
 
 def total(seconds: Sequence[float | None]) -> float | None:
-    """Return the sum of `seconds`. None if the list is empty or an item is None, which means unknown."""
+    """Return the sum of `seconds`. Return None if the list is empty or an item is None (unknown)."""
     known = [one for one in seconds if one is not None]
     return sum(known) if known and len(known) == len(seconds) else None

@@ -24,8 +24,10 @@ _SECONDS = 1e-6  # seconds per unit of a trace
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that ran from `begin` to `end`, in seconds. `call` is the number, within its step, of the call that
-    launched the kernel; None if unknown."""
+    """A kernel that ran from `begin` to `end`, in seconds.
+
+    `call` is the number of the call that launched it, counted from the begin of the step. It is None if unknown.
+    """
 
     name: str
     begin: float
@@ -34,15 +36,18 @@ class _Kernel:
 
 
 def read_trace(path: Path, calls: int) -> StepTrace:
-    """Read a profiler trace that `record_trace` wrote. Return the time of a step and of each of its `calls` calls, as
-    medians over the traced steps. Raises InternalError for a trace without spans of calls.
+    """Read a profiler trace that `record_trace` wrote. Return the time of a step, and the time of each of its calls.
 
-    Steps that the host launched have a span "ingot call N" around each call, which shows the kernels of the call. If a
-    CUDA graph replayed steps too, the times of these replays are returned. A graph runs the same kernels in the same
-    order.
+    `calls` is the number of calls of a step. Times are medians over the traced steps. Raises InternalError if the trace
+    has no spans of calls.
+
+    In a step that the host launched, each call has a span "ingot call N". The span shows which kernels belong to the
+    call. If a CUDA graph replayed steps too, the times of the replays are returned. A graph runs these kernels in the
+    same order.
 
     A kernel may begin before the previous kernel ends. In a replay, it adds the time from the previous kernel's end to
-    its own end. In a launched step, gaps between kernels are the host's, so only time in which the kernel runs counts.
+    its own end. In a launched step, only the time in which the kernel runs counts. The gaps between kernels come from
+    the host.
     """
     launched, replayed = _steps(_events(path))
     if not launched:
@@ -62,8 +67,11 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _steps(events: Sequence[dict[str, Any]]) -> tuple[list[list[_Kernel]], list[list[_Kernel]]]:
-    """Find the steps in a profiler trace. Return two lists: the steps that the host launched call by call, and the
-    steps that were replayed from a CUDA graph. A step is the list of its kernels, in the order in which they end."""
+    """Find the steps in a profiler trace. A step is the list of its kernels, in the order in which they end.
+
+    Return two lists. The first has the steps that the host launched call by call. The second has the steps that were
+    replayed from a CUDA graph.
+    """
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], int(event["name"].removeprefix(CALL)))
         for event in events
@@ -94,9 +102,11 @@ def _of(kernel: _Kernel, call: int | None) -> _Kernel:
 
 
 def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel]:
-    """Find which call launched each kernel of a replayed step. The kernels of `known`, a step launched call by call,
-    have the numbers of their calls; equal sequences of kernels match. A replay has a few more kernels, which copy
-    inputs and tokens."""
+    """Find which call launched each kernel of a replayed step. Return the kernels with the numbers of their calls.
+
+    `known` are the kernels of a step that was launched call by call, with their calls' numbers. Equal sequences of
+    kernel names match. A replay has a few more kernels, which copy inputs and tokens.
+    """
     matcher = SequenceMatcher(None, [one.name for one in step], [one.name for one in known], autojunk=False)
     calls = {
         block.a + place: known[block.b + place].call
@@ -107,8 +117,11 @@ def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel
 
 
 def _added(step: Sequence[_Kernel], wanted: Counter[int | None], calls: int, *, waiting: bool) -> list[float | None]:
-    """Return the seconds that each of the `calls` calls adds to a step. None for a call whose kernels are not all in
-    the step; `wanted` has the number of kernels of each call. With `waiting`, the time between kernels is left out."""
+    """Return the seconds that each of the `calls` calls adds to a step.
+
+    The result is None for a call if some of its kernels are not in the step. `wanted` maps each call's number to the
+    number of its kernels. With `waiting`, the time between kernels is left out.
+    """
     added: list[float | None] = [0.0] * calls
     found = Counter(kernel.call for kernel in step)
     ended = step[0].begin

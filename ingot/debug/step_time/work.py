@@ -43,16 +43,17 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a call in a step, from which its time is predicted.
+    """The work of a call in a step. The time of the call is predicted from it.
 
-    name       the call's node
+    name       the name of the call's node
     what       a description of the call, such as its ops
     kind       its group in totals, such as "attention"
     least      the minimal flops and bytes
     done       the actual flops and bytes, with padding rows and all written results
     dtype      the dtype of its operands
+    backend    the backend that computes it
     launches   its kernel launches; none for a view
-    compiled   False if the kernels are a library's
+    compiled   False if a library has the kernels
     product    [rows, columns, depth] of a library's matmul, else None
     choice     the tile sizes of a matmul or attention kernel, None if it has none
     """
@@ -77,9 +78,11 @@ def works(
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
-    """Return the work of each call of a lowered program in a step of the given `shape`. `choices` has tile sizes by the
-    name of the node or region. `kernels` has recorded kernel launches by the id of the executable. Raises ArtifactError
-    if the plan's instructions do not match the program's calls."""
+    """Return the work of each call of a lowered program in a step of the given `shape`.
+
+    `choices` maps the names of nodes and regions to tile sizes. `kernels` maps ids of executables to recorded kernel
+    launches. Raises ArtifactError if the plan's instructions do not match the program's calls.
+    """
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
         raise ArtifactError(
@@ -123,15 +126,20 @@ def _work(
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
-    """Return the calls that a node runs: the calls inside its region without views, or else only the node itself."""
+    """Return the calls that a node runs. For a region these are the calls in its body, without views.
+
+    For any other node it is only the node itself.
+    """
     if not isinstance(node.target, RegionCall):
         return [node]
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
-    """Describe a call for reports: a matmul by the shape of its weight, any other call by its ops. `names` are the ops
-    of the call or region, and `product` is its matmul, None without one."""
+    """Describe a call for reports: a matmul by the shape of its weight, any other call by its ops.
+
+    `names` are the ops of the call or region. `product` is its matmul; None if it has none.
+    """
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
@@ -155,8 +163,10 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
 
 
 def _dtype(node: fx.Node) -> str:
-    """Return the dtype of the first floating-point operand of a call, such as x of a matmul or q of attention; "f32" if
-    it has none."""
+    """Return the dtype of the first floating-point operand of a call; "f32" if it has none.
+
+    For a matmul this is the dtype of x, and for attention the dtype of q.
+    """
     for source in node.all_input_nodes:
         value_type = source.meta["type"]
         if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
@@ -165,8 +175,10 @@ def _dtype(node: fx.Node) -> str:
 
 
 def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the actual flops and bytes of a call in a step; `sizes` are the sizes of symbolic dims. The bytes include
-    at least the results, which the minimal cost may leave out."""
+    """Return the actual flops and bytes of a call in a step. `sizes` maps symbolic dims to their sizes.
+
+    The bytes are at least the bytes of the results, since the minimal cost may leave these out.
+    """
     if node.target in VIEWS:
         return Cost()
     cost = call_cost(node, program, sizes)

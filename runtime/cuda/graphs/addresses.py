@@ -14,8 +14,11 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Addresses:
-    """The address, shape and strides that each tensor had when a CUDA graph was captured, by name. `what` names the
-    graph in errors."""
+    """Where each tensor was when a CUDA graph was captured.
+
+    what     names the graph in errors
+    places   name -> (address, shape, strides) of each tensor
+    """
 
     what: str
     places: Mapping[str, _Place]
@@ -25,8 +28,8 @@ class Addresses:
         return cls(what, {name: _place(tensor) for name, tensor in tensors.items()})
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise InternalError if a tensor of the capture is missing in `tensors`, or has another address, shape or
-        strides now."""
+        """Raise InternalError if a tensor has moved since the capture: its address, shape or strides differ, or it is
+        not in `tensors`."""
         for name, (address, shape, strides) in self.places.items():
             then = f"{address:#x}, shape {list(shape)}, strides {list(strides)}"
             if name not in tensors:

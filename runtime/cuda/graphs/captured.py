@@ -26,15 +26,16 @@ class Graphs:
     """Captures and launches CUDA graphs of steps, on the current stream.
 
     choice         chooses the next graph to capture before a step needs it
-    buckets        all sizes of step for which a graph can be captured, each with the plan of its bucket class (range of
-                   step sizes that shares one compiled plan)
+    buckets        the steps that can be captured: sizes -> compiled instructions
     layout         where each input is in the buffer of step inputs
     step_outputs   describes the outputs that the graphs return
     sizes          the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots
                    of convolution and scan states)
     memory         the memory that all graphs share
-    resident       weights and states by name: each launch checks that no tensor has moved; None: no checks
-    seconds        (attribute) how long each capture took, by the sizes of the graph
+    device         the GPU
+    resident       for debugging: the weights and states by name; each launch checks that none has moved. None: no
+                   checks
+    seconds        (attribute) sizes of a graph -> how long its capture took
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Graphs:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs` by replaying a CUDA graph, and return the step's handle: a LateStep if some inputs
-        are filled only later.
+        """Start a step by replaying a CUDA graph, and return the step's handle. If some inputs are filled only later,
+        it is a LateStep.
 
+        inputs             the step's inputs on the host; they are padded to `size`
         size               the sizes of the graph, which is captured first if needed
-        step               the sizes of the step; its inputs are padded to `size`
+        step               the sizes of the step
         returns_logprobs   copy log-probabilities to the host
         """
         if (graph := self._graphs.get(size)) is None:
@@ -74,8 +76,8 @@ class Graphs:
         return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
     def capture(self, size: StepSizes) -> StepGraph:
-        """Return the CUDA graph of these sizes, and capture it first if needed. Raises InternalError if no graph can
-        have these sizes."""
+        """Return the CUDA graph for steps of these sizes. Capture it first if needed. Raises InternalError if no graph
+        can have these sizes."""
         if size not in self._graphs:
             if size not in self._buckets:
                 raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
@@ -101,8 +103,8 @@ class Graphs:
             self.capture(size)
 
     def capture_next(self, seconds: float = math.inf) -> bool:
-        """Capture the CUDA graph that is most likely needed next, if that takes at most about `seconds`. Return whether
-        a graph was captured."""
+        """Capture the CUDA graph that steps will most likely need next, and return True. `seconds` is how long the host
+        is idle. Return False if no graph is left, or if a capture may take too long."""
         size = self._choice.next(self._graphs)
         if size is None or self._expected(size) > _CERTAIN * seconds:
             return False
@@ -110,8 +112,11 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Return how many seconds the capture of this CUDA graph may take: the longest capture so far of the same
-        bucket class (range of step sizes), else of any class. Return infinity if none was captured yet."""
+        """Return how many seconds the capture of the CUDA graph of these sizes may take.
+
+        This is the longest capture so far of a graph with the same compiled plan. If there is none, it is the longest
+        capture so far, or infinity without any.
+        """
         same_class = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
         return max(same_class or self.seconds.values(), default=math.inf)
 

@@ -13,9 +13,9 @@ from ingot.runtime.step import StepSizes
 Capture = Literal["all", "idle", "need", "none"]
 CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 
-# Steps of one size that a larger graph serves, or that run without a graph, before the graph of their size is captured.
-# A capture takes as long as some tens of steps. Padding to twice the rows costs less than half of a step. Launching a
-# step of many sequences takes the host no longer than the device computes.
+# A graph is captured after more than this many steps of its size ran in a larger graph or without one. A capture takes
+# as long as some tens of steps. Padding to twice the rows costs less than half of a step. Launching a step of many
+# sequences takes the host no longer than the device computes.
 _PATIENCE = 32
 # Under load, a prompt graph is captured once more than _PROMPTS steps wanted its size and more than _APART steps ran
 # without a graph since the last such capture. So captures take no longer than the time lost without them, and no
@@ -30,14 +30,14 @@ _APART = 12
 class GraphChoice(Protocol):
     """Chooses the CUDA graph that replays each step, and the next graph to capture.
 
-    The results of steps must not depend on how many graphs there was time to capture. So if a graph might round
-    differently from another graph or from single launches, the choice depends only on the sizes of this and earlier
-    steps.
+    Results must not depend on how much time there was for captures. So among graphs that may round differently, the
+    choice depends only on the sizes of this and earlier steps. Among graphs that round equally, it may depend on which
+    are captured.
     """
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the CUDA graph to replay for a step; None: run the step without a graph. If no graph of
-        the returned sizes exists, the caller captures it.
+        """Return the sizes of the CUDA graph that replays a step; None: run the step without a graph. The caller
+        captures the graph if it does not exist.
 
         step       the sizes of the step
         most       the most tokens of one sequence in the step
@@ -46,19 +46,23 @@ class GraphChoice(Protocol):
         ...
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step to that runs without a CUDA graph; None: do not pad it. They are the sizes of
-        the graph that may replay such steps later, so that the results are rounded equally."""
+        """Return the sizes to pad a step to if it runs without a CUDA graph; None: do not pad it. A graph of these
+        sizes may replay such steps later. Equal sizes make results round equally with and without the graph."""
         ...
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the CUDA graph to capture next, before a step needs it; None if none is left. `captured`
-        has the sizes for which a graph exists."""
+        """Return the sizes of the CUDA graph to capture next, before a step needs it; None if no graph is left to
+        capture. `captured` has the sizes for which a graph exists."""
         ...
 
 
 class DecodeChoice:
-    """Chooses among CUDA graphs of decode steps. `classes` has all sizes for which a graph can be captured, each with
-    its bucket class (range of step sizes that shares one compiled plan). `when` says when to capture them."""
+    """Chooses among the CUDA graphs of decode steps.
+
+    classes   the steps that can be captured: sizes -> bucket class. A bucket class is a range of step sizes with one
+              compiled plan
+    when      when to capture graphs, such as "idle" (while the host waits)
+    """
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
         self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.G))}
@@ -88,24 +92,24 @@ class DecodeChoice:
         return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the graph to capture next: those nearest to the last decode step that have no graph yet;
-        of two equally near ones, the larger. None: all are captured.
+        """Return the sizes of the graph to capture next; None: all are captured. This is the graph nearest in size to
+        the last decode step; of two equally near ones, the larger.
 
-        Graphs for cascade attention (shared prefixes) come last, and only after a step could use it.
+        Graphs for cascade attention (a shared prefix is read once) come last. They are left out until a step could use
+        one.
         """
         missing = [size for size in self._classes if size not in captured and (self._shares or not size.shares)]
         return min(missing, key=lambda size: (size.shares, abs(size.B - self._seen), -size.B), default=None)
 
     def _least(self, step: StepSizes) -> StepSizes | None:
-        """Return the smallest sizes for which a graph can be captured and to which the step can be padded; None if the
-        step is too large."""
+        """Return the smallest sizes to which the step can be padded and for which a graph can be captured. Return None
+        if the step is too large."""
         candidates = (size for size in self._classes if size.shares == step.shares)
         return next((size for size in candidates if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
         """Return the sizes of the smallest captured graph to which steps of `size` may be padded; None if there is
-        none. It must be of the same bucket class (range of step sizes that shares one compiled plan), and at most twice
-        as large."""
+        none. It may be at most twice as large, and must use the same compiled plan."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
@@ -115,11 +119,11 @@ class DecodeChoice:
 
 
 class PromptChoice:
-    """Chooses among CUDA graphs of steps that prefill. `classes` has all sizes for which a graph can be captured, each
-    with its bucket class (range of step sizes that shares one compiled plan).
+    """Chooses among the CUDA graphs of steps that prefill. `classes` has the steps that can be captured: sizes ->
+    instructions.
 
-    A graph is captured while the host is idle, or after several steps needed it. Until then such steps are padded to
-    the sizes of the graph and launched without it.
+    A graph is captured while the host is idle, or after several steps needed it. Until then, such steps are padded to
+    the graph's sizes and run without it.
     """
 
     def __init__(self, plan: Plan, classes: Mapping[StepSizes, BucketPlan]) -> None:
@@ -147,13 +151,13 @@ class PromptChoice:
         return filled_up(step, self._plan) if "T" in self._plan.dims else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the graph to capture next: those that most steps needed and that have no graph yet. Of
-        equals, take the sizes with fewest sequences, then with fewest tokens. None: all are captured."""
+        """Return the sizes of the graph to capture next; None: all are captured. This is the graph that most steps
+        needed. Of equals, the one with fewest sequences comes first, then with fewest tokens; long steps come last."""
         missing = [size for size in self._wanted if size not in captured]
         return max(missing, key=self._wanted.__getitem__, default=None)
 
 
 def _rank(size: StepSizes) -> tuple[bool, int, int]:
-    """Return the sort key of a graph's sizes, for the order of captures: fewest sequences first, then fewest tokens,
-    because load begins with few requests. Long steps, which occur only while prompts queue, come last."""
+    """Return the sort key of a graph's sizes, for the order of captures. Fewest sequences come first, then fewest
+    tokens, because a server first has few requests. Long steps come last: they occur only while prompts queue."""
     return size.T > ALWAYS_CAPTURED, size.B, size.T

@@ -7,8 +7,8 @@ import torch
 
 
 def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """Return a GPU tensor over the memory of `tensor`, without a copy. The memory must be the GPU's, or pinned host
-    memory, which has the same address on the GPU (CUDA C++ programming guide, "Unified Virtual Address Space").
+    """Return a GPU tensor over the memory of `tensor`, without a copy. That is memory of the GPU or pinned host memory.
+    Pinned memory has the same address on the GPU (CUDA C++ programming guide, "Unified Virtual Address Space").
 
     With `keep`, the returned tensor keeps the memory alive. Without, the memory may be freed and hold other data later.
     """
@@ -21,8 +21,9 @@ def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A buffer of `count` bytes at `address` that torch can make a tensor from (CUDA Array Interface, version 3). The
-    tensor keeps this object alive, and with it `owner`, the tensor to which the memory belongs."""
+    """A buffer of `count` bytes at `address`, from which torch can make a tensor (CUDA Array Interface, version 3). The
+    tensor keeps this object alive. `owner` is the tensor whose memory it is, and so is kept alive too; None: nothing
+    keeps the memory."""
 
     address: int
     count: int

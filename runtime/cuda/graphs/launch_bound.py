@@ -21,11 +21,11 @@ _SHARE = 0.56
 
 @dataclass(frozen=True)
 class LaunchBound:
-    """How long a step of one bucket class (range of step sizes that shares one compiled plan) takes the host and the
-    GPU.
+    """The time that the host and the GPU take for a step of one bucket class. A bucket class is a range of step sizes
+    with one compiled plan.
 
     launching   seconds that the host needs to launch the calls
-    matmuls     seconds that the GPU needs for one row of all matmuls with weights, by the dim that counts their rows:
+    matmuls     seconds that the GPU needs per row of the matmuls with weights. The key is the dim that counts the rows:
                 `T` (tokens), `L` (rows of logits), …
     """
 
@@ -45,8 +45,8 @@ class LaunchBound:
         return LaunchBound(_CALL * len(calls), matmuls)
 
     def holds(self, size: StepSizes) -> bool:
-        """Return whether a step of these sizes is launch-bound: the host takes longer to launch it than the GPU takes
-        to compute its matmuls. Then a CUDA graph saves time."""
+        """Return whether the host takes longer to launch a step than the GPU takes to compute its matmuls. A CUDA graph
+        saves time for such a step. `size` has the step's sizes."""
         dims = asdict(size)
         rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.matmuls}
         return self.launching > sum(rows[dim] * seconds for dim, seconds in self.matmuls.items())
@@ -58,8 +58,8 @@ def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
 
 
 def _multiplies(call: Instruction) -> bool:
-    """Return whether a call multiplies activations by weights. A compiled region (fused calls) is assumed to; an
-    embedding lookup does not."""
+    """Return whether a call multiplies activations by weights. For compiled regions (fused calls) the answer is always
+    True. An embedding lookup does not multiply."""
     op = OPS.get(call.target.removeprefix("ingot."))
     return op.multiplies if op is not None else call.target.startswith("exe.")
 

@@ -11,10 +11,10 @@ from ingot.ir.errors import BackendError, InternalError
 
 class GraphMemory:
     """The memory for activations and outputs that all CUDA graphs of an executor share. Each launch of a graph
-    overwrites what the launch before wrote. `launches` counts launches.
+    overwrites it. `launches` counts launches.
 
-    arena    bytes to allocate at the first capture, enough for the largest graph. Otherwise a large graph captured
-             after small ones would find no large enough block, and allocate more
+    arena    the bytes to allocate at the first capture, enough for the largest graph. Without it, a large graph that is
+             captured after small ones would find no block large enough, and allocate more
     strict   for debugging: raise an error if a launch overwrites an output that a caller still holds
     """
 
@@ -29,7 +29,7 @@ class GraphMemory:
     @contextmanager
     def captured(self, graph: torch.cuda.CUDAGraph, what: str, where: str = "") -> Iterator[None]:
         """Capture the work inside the `with` block as `graph`, on the current stream. Raises BackendError if it cannot
-        be captured; `what` names the graph and `where` the place in that error."""
+        be captured. In that error, `what` names the graph and `where` the place."""
         if self._keeper is None and self._arena:
             self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lives as long as any graph in it
             with self.captured(self._keeper, "the memory of graphs"):
@@ -44,8 +44,8 @@ class GraphMemory:
             raise BackendError(f"{what} cannot be captured: {problem}", where=where)
 
     def begin_launch(self) -> None:
-        """Count a launch of a CUDA graph, which will overwrite the shared memory. With `strict`, raises InternalError
-        if a caller still holds an output of an earlier launch."""
+        """Count a launch of a CUDA graph, just before it. The launch overwrites the shared memory. With `strict`,
+        raises InternalError if a caller still holds an output of an earlier launch."""
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:
@@ -56,8 +56,8 @@ class GraphMemory:
         self.launches += 1
 
     def lend(self, outputs: Mapping[str, torch.Tensor], launch: int) -> dict[str, torch.Tensor]:
-        """Return views of the outputs that launch number `launch` wrote, by name. Raises InternalError if a later
-        launch has overwritten them."""
+        """Return views of the outputs of a launch, by name. `launch` is the number of that launch. Raises InternalError
+        if a later launch has overwritten the outputs."""
         if launch != self.launches:
             raise InternalError("the outputs of a step are read after a later step has overwritten them")
         lent = {name: value.view(value.shape) for name, value in outputs.items()}
@@ -67,7 +67,7 @@ class GraphMemory:
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> str:
-    """End the capture of a graph. Return the text of its error, or "" if there is none."""
+    """End the capture of a graph, and return the text of its error; "" if it worked."""
     try:
         graph.capture_end()
     except RuntimeError as error:

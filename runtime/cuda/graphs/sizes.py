@@ -35,16 +35,16 @@ _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
-    """Return the batch sizes to capture CUDA graphs for, ascending: all `candidates` below `largest`, and `largest`
-    itself. If `largest` exceeds every candidate, the largest candidate takes its place."""
+    """Return the batch sizes to capture CUDA graphs for, in ascending order. They are the `candidates` below `largest`,
+    and `largest`. The largest candidate is the upper limit."""
     return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
 
 
 def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
-    """Return all sizes of decode steps for which a CUDA graph can be captured, each with its bucket class (range of
-    step sizes that shares one compiled plan). Such a step has one token per sequence.
+    """Return the decode steps that can be captured as CUDA graphs: sizes -> instructions. A decode step has one token
+    per sequence.
 
-    If the plan has cascade attention (reading shared prefixes once), sizes of steps that use it come last.
+    If the plan has cascade attention (a shared prefix is read once), sizes of steps that use it come last.
     """
     rows = graph_sizes(plan.dims.get("B", (1, 0))[1])
     sizes = [StepSizes(size, size, size, most_pages(plan)) for size in rows]
@@ -54,11 +54,11 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
-    """Return all sizes of prompt steps for which a CUDA graph can be captured, each with its bucket class (range of
-    step sizes that shares one compiled plan). Bucket classes of few tokens are left out.
+    """Return the prompt steps that can be captured as CUDA graphs: sizes -> instructions. Instructions for few tokens
+    are left out.
 
-    These are all short steps, and those long steps that occur often, are launch-bound on `gpu`, and need little GPU
-    memory.
+    These are all short steps, and some long ones. A long step must occur often, be launch-bound on `gpu`, and need
+    little GPU memory. A step is launch-bound if the host takes longer than the GPU.
     """
     if "T" not in plan.dims:
         return {}  # the entry takes no tokens
@@ -81,9 +81,11 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
-    """Return whether steps that are padded to `tokens` tokens and `rows` sequences occur again and again while prompts
-    queue. These have the maximum number of tokens, or DEFAULT_MIXED_TOKENS prompt tokens plus one token of each
-    decoding sequence."""
+    """Return whether steps of these sizes, after padding, occur often while prompts queue.
+
+    Such steps have the maximum number of tokens. Or they have DEFAULT_MIXED_TOKENS prompt tokens, and one token of each
+    decoding sequence.
+    """
     sizes = _prompt_tokens(plan)
     if tokens == sizes[-1]:
         return True
@@ -92,8 +94,8 @@ def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
 
 
 def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
-    """Return the token counts, after padding, of mixed steps (prompts and decoding sequences) that no CUDA graph can
-    replay. `captured` has all sizes for which a graph can be captured."""
+    """Return the token counts, after padding, of long mixed steps that no CUDA graph can replay. A mixed step has
+    prompt tokens and decoding sequences. `captured` has all sizes for which a graph can be captured."""
     held = {size.T for size in captured}
     if "T" not in plan.dims:
         return []
@@ -102,8 +104,8 @@ def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
-    """Return the sizes to pad a prompt step to. They are the sizes of the CUDA graph that could replay it, captured or
-    not; if no graph could, they are one of a few fixed sizes."""
+    """Return the sizes to pad a prompt step to. A CUDA graph of these sizes may exist or be captured later. If the step
+    is too large for a graph, the tokens are rounded up to one of a few sizes."""
     tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
     needed = max(step.B, step.L)
     rows = next((count for count in _prompt_rows(plan, tokens) if needed <= count), None)
@@ -111,8 +113,9 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
 
 
 def has_few_tokens(bucket: BucketClass) -> bool:
-    """Return whether a bucket class (range of step sizes that shares one compiled plan) is for steps of few tokens. Its
-    kernels round a row equally at every step size. Other classes use matmul libraries, which may not."""
+    """Return whether a bucket class is for steps of few tokens. Its kernels round a row equally at every step size.
+    Matmul libraries, which other bucket classes use, may not. A bucket class is a range of step sizes with one compiled
+    plan."""
     return bucket.tokens[1] <= GPU_FEW_TOKENS
 
 
@@ -131,8 +134,12 @@ def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepS
 
 
 def bucket_serving(plan: Plan, tokens: int, most: int) -> BucketPlan | None:
-    """Return the plan's bucket class (range of step sizes that shares compiled code) for a step of `tokens` tokens,
-    with at most `most` tokens of one sequence. None if the step is too large for all classes."""
+    """Return the bucket class that runs a step; None if the step is too large. A bucket class is a range of step sizes
+    with one compiled plan.
+
+    tokens   the number of tokens in the step
+    most     the most tokens of one sequence in the step
+    """
     return next((one for one in plan.buckets if one.bucket.holds(tokens, most)), None)
 
 
@@ -141,9 +148,8 @@ def most_pages(plan: Plan) -> int:
 
 
 def is_capturable(bucket: BucketPlan) -> bool:
-    """Return whether a CUDA graph can contain all instructions of a bucket class (range of step sizes that shares one
-    compiled plan). Each must be compiled code, a call of a kernel library, an aten op, or an op that declares that it
-    runs on the device alone."""
+    """Return whether a CUDA graph can contain all these instructions. Each must be compiled code, a call of a kernel
+    library, an aten op, or an op with `on_device` (it runs only on the device)."""
     return all(
         one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
@@ -156,11 +162,11 @@ def _on_device(instruction: Instruction) -> bool:
 
 
 def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
-    """Return how many bytes of activation memory suffice for every CUDA graph in `steps`. The mapping has the sizes of
-    each graph's steps, and their bucket class (range of step sizes that shares one compiled plan).
+    """Return how many bytes of activation memory suffice for each of these CUDA graphs. `steps` maps the sizes of a
+    graph to its instructions.
 
-    The plan has the bytes for the largest step of a bucket class. A smaller step is assumed to need less, in proportion
-    to its tokens or to its rows of logits, whichever is more.
+    The plan states the bytes for the largest step. A smaller step is assumed to need less, in proportion to its tokens
+    or its rows of logits. The larger of the two proportions counts.
     """
     return max(
         (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0

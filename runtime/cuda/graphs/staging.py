@@ -16,8 +16,8 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 
 class PinnedInts:
-    """An i32 tensor in pinned host memory, initially zero, as two views of the same memory: `host` for the CPU,
-    `device` for GPU kernels."""
+    """An i32 tensor in pinned host memory, as two views of that memory. `host` is for the CPU, `device` for GPU
+    kernels. Initially it is zero."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
@@ -25,24 +25,27 @@ class PinnedInts:
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy the i32 tensor `source` to `target` by a kernel on the current stream. One is on the GPU, the other in
-    pinned host memory."""
+    """Copy the i32 tensor `source` to `target` by a kernel on the current stream. Either may be in pinned host memory,
+    because kernels can access it."""
     torch.bitwise_or(source, 0, out=target)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a host tensor to a GPU on the current stream, and return the copy. The caller may change `tensor`
+    """Start to copy a host tensor to a GPU on the current stream, and return the copy. The caller may change `tensor`
     at once.
 
-    The copy goes through pinned memory. Without it, torch would wait for the stream, and so for the running step.
-    torch's allocator does not reuse the pinned memory before the GPU has read it.
+    The copy goes through pinned memory, so it does not wait for the running step. torch's allocator reuses pinned
+    memory only after the GPU has read it.
     """
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PaddedInputs:
-    """The inputs of a step on the host, padded to `sizes`. Before `fill` all of them are padding. `memory` is the i32
-    tensor that holds them, with `layout.words(sizes)` elements; None: allocate one."""
+    """The inputs of a step on the host, padded to `sizes`. Until `fill`, all of them are padding.
+
+    layout   where each input is in the memory
+    memory   the i32 tensor that holds them, of `layout.words(sizes)` elements; None: allocate it
+    """
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
         self.layout = layout
@@ -58,10 +61,10 @@ class PaddedInputs:
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Copy the inputs of a step and pad each of them. Ignore inputs that are not in the layout.
+        """Copy the inputs of a step and pad each of them. Inputs that are not in the layout are ignored.
 
-        Late inputs (those whose values are known only after the step's forward pass has begun) are left to `fill_late`.
-        But if `inputs` is a plain dict of tensors, it has the late inputs too, and they are copied.
+        Late inputs are left to `fill_late`: the host knows their values only after the forward pass has begun. A plain
+        dict of tensors has them already, and they are copied.
         """
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
@@ -86,8 +89,8 @@ class PaddedInputs:
         self._filled = {**self._filled, **counts}
 
     def fill_late(self, inputs: StepInputs) -> None:
-        """Copy the late inputs of a step, which are known only after its forward pass has begun. Call it after `fill`,
-        which copies all other inputs."""
+        """Copy the late inputs of a step and pad them. The host knows their values only after the step's forward pass
+        has begun. Call it after `fill`, which copies all other inputs."""
         counts = _counts(inputs.sizes)
         for one, array in self._late:
             count = counts[one.dim]
@@ -95,7 +98,7 @@ class PaddedInputs:
             array[count:] = one.padding
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Start copying the padded inputs to a GPU, and return the copies by name."""
+        """Start to copy the padded inputs to a GPU, and return the copies by name."""
         return self.layout.views(to_device(self.memory, device), self.sizes)
 
 
@@ -104,8 +107,8 @@ def _counts(sizes: StepSizes) -> dict[str, int]:
 
 
 class DeviceInputs:
-    """The inputs of steps of the padded sizes `sizes` on the GPU, in one i32 buffer `flat`. `views` has each input by
-    name, as a view of that buffer. Initially all of them are padding."""
+    """The inputs of steps on the GPU, padded to `sizes`, in one i32 buffer `flat`. `views` has each input by name, as a
+    view of the buffer. Initially all of them are padding."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, device: torch.device) -> None:
         self.layout = layout

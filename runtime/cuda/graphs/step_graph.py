@@ -22,18 +22,19 @@ _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Two CUDA graphs for steps of the same padded size, used in turn: while one runs, the host writes the inputs of
-    the other.
+    """Two CUDA graphs for steps of one padded size. They take turns: while one runs, the host writes the inputs of the
+    other.
 
     bucket         the instructions of the steps
     layout         where each input is in the buffer of step inputs
     step_outputs   describes the outputs that the steps return
     size           the sizes that each step is padded to
-    dims           the value of every symbolic dim at these sizes, including those known at load time
+    dims           the value of every symbolic dim at these sizes, by name
+    device         the GPU
     memory         the memory that all graphs of an executor share
 
-    The constructor captures both on the current stream, without waiting for work there. Raises BackendError if that
-    fails.
+    The constructor captures both graphs on the current stream, without waiting for work there. Raises BackendError if
+    that fails.
     """
 
     def __init__(
@@ -63,11 +64,15 @@ class StepGraph:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs` on the current stream, and return its handle: a LateStep if some inputs are filled
-        only later. `step` has the step's sizes without padding.
+        """Start a step on the current stream, and return its handle. If some inputs are filled only later, it is a
+        LateStep.
 
-        The handle's `outputs` are valid until the next launch. The results of its other methods, such as `tokens`, must
-        be read before the launch after the next.
+        inputs             the step's inputs on the host
+        step               the step's sizes without padding
+        returns_logprobs   copy log-probabilities to the host
+
+        The handle's `outputs` are valid until the next launch. Results that it copies to the host, such as `tokens`,
+        are valid until the launch after the next.
         """
         graph = self._graphs[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
@@ -75,8 +80,8 @@ class StepGraph:
 
 
 class _OneGraph:
-    """One CUDA graph of steps of one padded size, with pinned host memory for its inputs, and for the outputs that the
-    host reads after every step."""
+    """One CUDA graph for steps of one padded size. It has pinned host memory for its inputs, and for the outputs that
+    the host reads after every step."""
 
     def __init__(
         self,
@@ -143,8 +148,14 @@ class _OneGraph:
         return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
-        """Return the values of the output `name` of launch number `launch`, without padding. `step` has the sizes of
-        that step. Raises InternalError if a later launch has overwritten them."""
+        """Return the values of an output that was copied to the host, without padding.
+
+        step     the sizes of the step
+        launch   the number of the step's launch
+        name     the name of the output
+
+        Raises InternalError if a later launch has overwritten the output.
+        """
         if launch != self._launches:
             raise InternalError(f"the {name} of a step are read after a later step has overwritten them")
         values: list[int] = self.read[name].host[: self._step_outputs.size(name, step)].tolist()

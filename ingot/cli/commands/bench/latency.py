@@ -27,8 +27,8 @@ def bench_latency(
 ) -> None:
     """Measure the latency of one batch of equal requests, from submission to the last token.
 
-    Prompts are random token ids, new ones each time. Outputs are greedy and ignore the end tokens. Ctrl-C stops the
-    measurement and reports what was measured so far.
+    Prompts are random token ids, new ones for each batch. Outputs are greedy and ignore the end tokens. Ctrl-C stops
+    the measurement and reports the batches measured so far.
 
     Parameters
     ----------
@@ -45,7 +45,8 @@ def bench_latency(
     seed
         Seed of the prompts.
     json
-        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench latency`.
+        Also write the result to this file. "-" writes only the result to stdout. Its fields are those of `vllm bench
+        latency`.
     """
     options.at_least(1, input_len=input_len, output_len=output_len, batch_size=batch_size, num_iters=num_iters)
     options.at_least(0, num_iters_warmup=num_iters_warmup)
@@ -84,9 +85,10 @@ def bench_latency(
 def _measure(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", warm_up: int, count: int, seed: int, progress: "OnProgress"
 ) -> tuple[list[float], bool]:
-    """Serve batches of requests with these `lengths`: first `warm_up` batches, then `count` measured ones.
+    """Serve batches of requests and time them. `lengths` has the prompt and output tokens of each request of a batch.
 
-    Return the seconds of each measured batch, and whether an interrupt ended the measurement early.
+    The first `warm_up` batches are not timed, the next `count` batches are. Return the seconds of each timed batch, and
+    True if an interrupt ended the measurement early.
     """
     from ingot.bench.drive import drive
     from ingot.bench.workload import make_workload

@@ -15,14 +15,20 @@ JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-
 
 
 def at_least(least: int, **options: int | None) -> None:
-    """Raise OptionError if one of the options, passed by name, is below `least`. None is allowed."""
+    """Raise OptionError if one of the options is below `least`. None is allowed.
+
+    Options are keyword arguments, so that the error can name them.
+    """
     for name, value in options.items():
         if value is not None and value < least:
             raise _refused(name, value, f"{least} or more")
 
 
 def positive(**options: float) -> None:
-    """Raise OptionError if one of the options, passed by name, is not a number above 0. Infinity is allowed."""
+    """Raise OptionError if one of the options is not a number above 0. Infinity is allowed.
+
+    Options are keyword arguments, so that the error can name them.
+    """
     for name, value in options.items():
         if math.isnan(value) or value <= 0:
             raise _refused(name, f"{value:g}", "a number above 0")
@@ -31,7 +37,8 @@ def positive(**options: float) -> None:
 def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
     """Raise OptionError if the sum of the options exceeds `most`, a limit that the artifact was compiled for.
 
-    The options are passed by name, for the error. The error calls the limit `what`, as in "tokens of a sequence".
+    Options are keyword arguments, so that the error can name them. `what` is the name of the limit in the error, such
+    as "tokens of a sequence".
     """
     if sum(options.values()) > most:
         asked = " and ".join(f"{_flag(name)} {value}" for name, value in options.items() if value)
@@ -42,8 +49,9 @@ def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
 
 
 def limit(artifact: "Artifact", name: str) -> int:
-    """Return a limit that the artifact was compiled for, such as "max_seq_len". Raises ArtifactError if its manifest
-    lacks it.
+    """Return a limit that the artifact was compiled for, such as "max_seq_len".
+
+    Raises ArtifactError if the artifact's manifest lacks it.
     """
     value = artifact.manifest.model.get(name)
     if type(value) is not int or value < 1:
@@ -52,9 +60,9 @@ def limit(artifact: "Artifact", name: str) -> int:
 
 
 def check_file(json: str | None) -> None:
-    """Raise OutputError if the option --json names a file that cannot be written; "-", which is stdout, passes.
+    """Raise OutputError if the option --json names a file that cannot be written. "-" is allowed, and means stdout.
 
-    Commands call it before they measure, so that no measurement is lost.
+    Commands call this before they measure, so that no measurement is lost.
     """
     if json in (None, "-"):
         return

@@ -24,7 +24,7 @@ class Requests:
     Parameters
     ----------
     dataset
-        random: all lengths are equal. sharegpt: lengths are drawn from the distribution of ShareGPT conversations.
+        random: all requests have equal lengths. sharegpt: lengths are drawn as in ShareGPT conversations.
     num_prompts
         Number of requests.
     input_len
@@ -32,9 +32,9 @@ class Requests:
     output_len
         Tokens to generate for each prompt, with --dataset random.
     prefix_len
-        Tokens of a prefix that all prompts share, before each prompt.
+        Tokens of a prefix that all prompts share. It comes before the tokens of each prompt.
     seed
-        Seed of everything that is drawn.
+        Seed of all random values.
     """
 
     dataset: Dataset = "random"
@@ -45,14 +45,14 @@ class Requests:
     seed: int = 0
 
     def check(self) -> None:
-        """Raise OptionError for values that are wrong for every artifact."""
+        """Raise OptionError for values that no artifact can serve, such as prompts without tokens."""
         options.at_least(1, num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
         options.at_least(0, prefix_len=self.prefix_len)
 
     def lengths(self, artifact: "Artifact") -> "list[Lengths]":
-        """Return the numbers of tokens of each request: of its prompt with the shared prefix, and of its output.
+        """Return the numbers of prompt tokens and output tokens of each request. The prompt includes the shared prefix.
 
-        Raises OptionError if the artifact's maximum sequence is too short.
+        Raises OptionError if the artifact's maximum sequence length is too small.
         """
         from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
 
@@ -70,7 +70,7 @@ class Requests:
         return [Lengths(self.prefix_len + one.prompt, one.output) for one in drawn]
 
     def asked(self) -> dict[str, Any]:
-        """Return the values of the options that `dataset` uses, by option name, for the JSON result."""
+        """Return the options that apply to this `dataset`, by name, for the JSON result."""
         equal = {"input_len": self.input_len, "output_len": self.output_len} if self.dataset == "random" else {}
         shared = {name: getattr(self, name) for name in ("dataset", "num_prompts", "prefix_len", "seed")}
         return {**shared, **equal}
@@ -79,7 +79,7 @@ class Requests:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SpreadRequests(Requests):
-    """Requests, with lengths drawn from ShareGPT's distribution by default."""
+    """The options of `Requests`, with lengths as in ShareGPT conversations by default."""
 
     dataset: Dataset = "sharegpt"
 

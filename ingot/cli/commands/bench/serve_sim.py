@@ -36,25 +36,28 @@ def bench_serve_sim(
 ) -> None:
     """Measure the token latencies of requests that arrive over time. The engine runs in this process.
 
-    Prompts are random token ids. Outputs are greedy and ignore the end tokens. Times count from a request's arrival, or
-    from its admission by --max-concurrency. Ctrl-C stops the measurement and reports what was measured so far.
+    Prompts are random token ids. Outputs are greedy and ignore the end tokens. Times begin when a request arrives. With
+    --max-concurrency, they begin when it is admitted. Ctrl-C stops the measurement and reports what was measured so
+    far.
 
     Parameters
     ----------
     request_rate
         Requests that arrive per second, or inf for all at once.
     burstiness
-        1 is a Poisson process; below 1 arrivals come in bursts, above 1 they are more even.
+        1 is a Poisson process. Below 1, arrivals come in bursts. Above 1, they are more even.
     max_concurrency
-        Requests that are admitted at a time; the others wait. Default: all.
+        Maximum requests that are admitted at a time. The others wait. Default: all.
     goodput
-        Limits in milliseconds, ttft:200 tpot:50 e2el:5000. Goodput counts the requests per second within all of them.
+        Limits in milliseconds, as in ttft:200 tpot:50 e2el:5000. Goodput is the number of requests per second that meet
+        all limits.
     metric_percentiles
-        Percentiles to report, "50,90,99".
+        Percentiles to report, as in "50,90,99".
     save_detailed
         Also write the lengths and times of each request into the JSON.
     json
-        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench serve`.
+        Also write the result to this file. "-" writes only the result to stdout. Its fields are those of `vllm bench
+        serve`.
     """
     requests.check()
     options.at_least(1, max_concurrency=max_concurrency)
@@ -109,9 +112,9 @@ def _rows(metrics: "Mapping[str, Any]", percentiles: "Sequence[float]") -> "Iter
 
 
 def _slos(texts: "Sequence[str]") -> dict[str, float]:
-    """Return the options of --goodput as a dict: limits in milliseconds by metric. A text is, for example, "ttft:200".
+    """Parse the values of --goodput, such as "ttft:200". Return the limits in milliseconds, by metric.
 
-    Raises OptionError for a malformed text.
+    Raises OptionError for a malformed value.
     """
     from ingot.bench.metrics import SLOS
 
@@ -134,7 +137,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _number(text: str) -> float | None:
-    """Return the number in the text; None if it is not a number, or NaN."""
+    """Parse a number. Return None if the text is not a number, or is NaN."""
     try:
         value = float(text)
     except ValueError:

@@ -24,13 +24,13 @@ def serve(
     arrivals: Sequence[float] | None = None,
     max_concurrency: int | None = None,
 ) -> "tuple[Run, dict[str, Any]]":
-    """Load the artifact, serve a request for each of `lengths`, and return two results: the run and the times of its
-    steps.
+    """Load the artifact and serve a request for each of `lengths`. Return the run, and the times of its steps.
 
-    The second result is the dict of `step_metrics`. `arrivals` has a time for each request, in seconds; None lets all
-    arrive at once. Prompts begin with `prefix_len` common tokens. With `stream`, output is streamed token by token. At
-    most `max_concurrency` requests run at a time. Raises KeyboardInterrupt if the user interrupts before any request
-    has completed.
+    The times are the dict that `step_metrics` returns. `arrivals` has the arrival time of each request in seconds. If
+    it is None, all requests arrive at once. Prompts begin with `prefix_len` common tokens. With `stream`, output is
+    reported at every token. At most `max_concurrency` requests run at a time.
+
+    Raises KeyboardInterrupt if the user interrupts before any request has completed.
     """
     from ingot.bench.drive import drive
     from ingot.bench.engine import open_engine
@@ -55,9 +55,9 @@ def serve(
 def _warm_up(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: OnProgress
 ) -> None:
-    """Serve short requests before the measurement, so that one-time setup is done; discard their times.
+    """Serve short requests before the measurement, so that one-time setup is done. Their times are discarded.
 
-    Their prompts and their shared prefix differ from the measured ones, which the prefix cache must not hold yet.
+    The warm-up has other prompts and another shared prefix. So the prefix cache has no hits in the measurement.
     """
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload

@@ -18,8 +18,8 @@ def bench_startup(
 ) -> None:
     """Measure the time from the start of a process until it can serve, and to its first token.
 
-    Each start is a process of its own, with all files of the artifact in the page cache. Ctrl-C stops the measurement
-    and reports what was measured so far.
+    Each start is a new process. All files of the artifact are in the page cache. Ctrl-C stops the measurement and
+    reports the starts measured so far.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def bench_startup(
     timeout
         Seconds after which a start fails.
     json
-        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench startup` for
-        warm starts, and more.
+        Also write the result to this file. "-" writes only the result to stdout. It has the fields of `vllm bench
+        startup` for warm starts, and more.
     """
     options.at_least(1, num_iters=num_iters, input_len=input_len)
     options.positive(timeout=timeout)

@@ -9,7 +9,7 @@ from ingot.ir.errors import OutputError
 
 
 def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print the title and the rows of a result, and write its JSON object `answer` to the file `json`, if one is given.
+    """Print the title and the rows of a result. Write its JSON object, `answer`, to the file `json` if one is given.
 
     If `json` is "-", print only the JSON object. Raises OutputError if the file cannot be written.
     """
@@ -27,7 +27,7 @@ def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequen
 
 
 def step_rows(steps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield table rows, each a name and a text, that say where the time of the steps went.
+    """Yield table rows that show what the time of the steps was spent on. A row is a name and a text.
 
     `steps` is the result of `step_metrics`.
     """

@@ -21,7 +21,8 @@ def bench_throughput(
     Parameters
     ----------
     json
-        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench throughput`.
+        Also write the result to this file. "-" writes only the result to stdout. Its fields are those of `vllm bench
+        throughput`.
     """
     requests.check()
     options.check_file(json)

@@ -37,8 +37,10 @@ sys.exit(reproduce(Path(__file__).parent))
 
 
 def write_reproducer(misstep: Misstep, plan: Plan, artifact: Artifact, folder: Path) -> Path:
-    """Write a script and its data that run one faulty instruction of a plan again. The files go into `folder`, which is
-    created if needed. `misstep` is the instruction with its inputs and wrong results. Return the path of the script."""
+    """Write a script that runs one faulty instruction of a plan again, with its data. Return the path of the script.
+
+    The files go into `folder`, which is created if needed. `misstep` is the faulty instruction with its inputs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CALL).write_text(print_program(misstep.alone), encoding="utf-8")
     save_file({name: tensor.contiguous().clone() for name, tensor in misstep.inputs.items()}, folder / INPUTS)

@@ -32,8 +32,7 @@ from ingot.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class Instructions:
-    """A program whose calls can be looked up by the number of their instruction in the plan: `nodes[3]` is the call of
-    instruction 3."""
+    """A program and the calls that are instructions of its plan, in order: `nodes[3]` is the call of instruction 3."""
 
     program: Program
 
@@ -47,7 +46,7 @@ class Instructions:
 
     @cached_property
     def alone(self) -> list[Program]:
-        """Return, for each instruction in order, a program that holds only the call of this instruction."""
+        """Return a list of programs, one for each instruction. Each program holds only the call of this instruction."""
         return [one_call(self.program, node, self.names) for node in self.nodes]
 
     def results(self, number: int) -> tuple[str, ...]:
@@ -56,13 +55,19 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Misstep:
-    """A faulty instruction of an artifact's plan: instruction `number` of the bucket class `bucket` (a range of step
-    sizes), in step `step`.
+    """A faulty instruction of an artifact's plan.
 
-    `node` is the call of the instruction in its program, and `alone` a program of only this call. `tensor` names the
-    wrong tensor, and `text` says what is wrong. If `stray`, the instruction wrote into a tensor that it must not
-    change. If `executor`, the instruction itself is right, but received other inputs than the plan says. `inputs` are
-    the actual inputs of the instruction by name, `results` its actual results.
+    step         the number of the step that ran
+    bucket       the bucket class (a range of step sizes) of the step
+    number       the number of the instruction in the plan
+    node         the call of the instruction in its program
+    alone        a program that holds only this call
+    tensor       the name of the wrong tensor
+    text         what is wrong
+    stray        True if the instruction wrote into a tensor that it must not change
+    executor     True if the instruction is right, but an input differs from the value that was computed for it
+    inputs       the inputs of the instruction, by name; empty if they were not recorded
+    results      the results that the instruction returned
     """
 
     step: int
@@ -87,12 +92,16 @@ def first_misstep(
     steps: Sequence[Mapping[str, torch.Tensor]],
     swapped: Instruction | None = None,
 ) -> Misstep | None:
-    """Run steps of an artifact and check each instruction against the op's reference. Return the first faulty
-    instruction; None if all are right. States, such as KV caches, are filled with NaN or -1 first.
+    """Run steps of an artifact and find the first instruction with wrong results. Return None if all instructions are
+    right.
 
-    `programs` are the final programs of the compile, by bucket class (a range of step sizes). `params` are the right
-    weights by name. `steps` has the inputs of each step by name. Instructions with the target and backend of `swapped`
-    are computed by the reference, to test whether everything else is right.
+    Each instruction is compared with the op's reference implementation. States, such as KV caches, are filled with NaN
+    or -1 first.
+
+    `programs` maps bucket classes (ranges of step sizes) to the final programs of the compile. `params` maps names to
+    the right weights. `steps` has the inputs of each step by name. `swapped` is an instruction known to be wrong. It is
+    computed by the reference, and so are all instructions with its target and backend. This shows whether the rest is
+    right.
     """
     calls = {name: Instructions(program) for name, program in programs.items()}
     found = _run(executor, calls, params, steps, swapped, everywhere=False)
@@ -132,12 +141,12 @@ def _run(
 
 @dataclass
 class _Watched:
-    """Checks the instructions of one step. The executor calls this object instead of each instruction; it runs the
-    instruction and compares the results with the reference.
+    """Runs the instructions of one step and compares their results with the reference.
 
-    `states` has the expected contents of the states by name. `live` has the tensors that the step has computed so far,
-    and `kept` copies of them from that time. With `everywhere`, all weights and states are compared after each
-    instruction, to find one that writes where it must not.
+    The executor calls this object in place of each instruction. `states` maps names of states to their expected
+    contents. `live` maps names to the tensors that the step has computed so far. `kept` has copies of these tensors,
+    made when they were computed. With `everywhere`, all weights and states are compared after each instruction. This
+    finds an instruction that writes to a wrong tensor.
     """
 
     executor: Executor
@@ -185,8 +194,10 @@ class _Watched:
         return result
 
     def blame_last(self, error: Exception) -> None:
-        """Record the last instruction that ran as faulty, because the step raised `error` after it. If a faulty
-        instruction was found before, that one stays."""
+        """Record the last instruction that ran as faulty, because the step raised `error` after it.
+
+        If an instruction was found faulty before, it stays the recorded one.
+        """
         if self.misstep is None and self.last is not None:
             self._blame(self.last, {}, "", f"the step fails after it: {error}")
 
@@ -195,8 +206,10 @@ class _Watched:
         return other is not None and (other.target, other.backend) == (instruction.target, instruction.backend)
 
     def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
-        """Compute a call by its reference instead of its backend. Return the result, as a tensor or tuple like the
-        backend's, and write the updated states into `given`. `given` has the tensors that the call reads, by name."""
+        """Compute a call by the op's reference instead of its backend. Return a tensor or tuple, as the backend would.
+
+        `given` maps names to the tensors that the call reads. Updated states are written into these tensors.
+        """
         alone = self.calls[call.bucket.bucket.name].alone[call.number]
         results = meaning(alone, {name: copied(value) for name, value in given.items()}, exact=False)
         count = len(results) - len(call.instruction.updates)
@@ -205,8 +218,10 @@ class _Watched:
         return results[0] if count == 1 and not call.instruction.target.startswith("exe.") else results[:count]
 
     def _right(self, name: str) -> torch.Tensor:
-        """Return the content that a tensor should have now. `name` is the name of a computed value, step input, weight
-        or state. Raises KeyError for an unknown name."""
+        """Return the content that the tensor `name` should have now.
+
+        The tensor is a computed value, a step input, a weight or a state. Raises KeyError for an unknown name.
+        """
         for place in (self.kept, self.states, self.params):
             if name in place:
                 return place[name]
@@ -222,8 +237,11 @@ class _Watched:
         return True
 
     def _check_others(self, call: Call, given: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-        """Record the call as faulty if it wrote into a tensor that it must not change. `given` has the tensors that the
-        call reads, by name, and `inputs` their right contents before the call."""
+        """Record the call as faulty if it wrote into a tensor that it must not change.
+
+        `given` maps names to the tensors that the call reads. `inputs` maps these names to the right contents before
+        the call.
+        """
         for name, value in self._watched_tensors(given).items():
             if name not in call.instruction.updates and not same_bits(value, self._right(name)):
                 place = list(first_changed(value, self._right(name)))
@@ -294,8 +312,10 @@ class _Watched:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
-    """Make torch fill new floating-point tensors with NaN, and others with their largest number, within the `with`
-    block. So elements that a kernel does not write are noticed."""
+    """Make torch fill new tensors, to find elements that a kernel does not write.
+
+    Within the `with` block, new floating-point tensors hold NaN. Tensors of other dtypes hold their largest number.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about ops without a deterministic implementation do not matter here

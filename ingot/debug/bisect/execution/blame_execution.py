@@ -46,13 +46,14 @@ def blame_execution(
     loaded: Loaded | None = None,
     reproducer: Path | None = None,
 ) -> Verdict | None:
-    """Check the plan, weights and execution of `artifact` against its final programs. Return a verdict on the first
-    fault; None if there is none.
+    """Check the plan, the weights and the execution of an artifact. Return a verdict on the first fault; None if there
+    is none.
 
     `programs` are the final programs of the compile, one for each entry and bucket class (a range of step sizes).
-    `read` returns a checkpoint tensor by name. `requests` are sequences of token ids to run. `loaded` is the artifact,
-    loaded already; its states are overwritten. By default the artifact is loaded here. `reproducer` is a folder for a
-    script that reproduces a backend's fault.
+    `read` takes a name and returns that checkpoint tensor. `requests` are sequences of token ids to run.
+
+    `loaded` is the loaded artifact. Its states are overwritten. By default the artifact is loaded here. `reproducer` is
+    a folder for a script that reproduces a backend's fault.
     """
     plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
@@ -127,13 +128,15 @@ def _blame_entry(
 def region_keys(
     programs: Mapping[str, Program], made: Collection[str], target: Target, choices: Sequence[Choice] = ()
 ) -> dict[str, dict[str, str]]:
-    """Compute the id of the executable that each region should have in the artifact, by bucket class and region name. A
-    region is a group of calls that one backend compiles together.
+    """Compute the id that the executable of each region should have. A region is a group of calls that one backend
+    compiles together.
 
-    `programs` has a program per bucket class (a range of step sizes). `made` are the ids of the executables that the
-    artifact has, and `choices` the tile sizes of its kernels. Regions of a backend are left out if none of their
-    computed ids is in `made`. Then the artifact was made by other sources or another toolchain, so its ids cannot be
-    computed here.
+    Return a mapping from bucket class (a range of step sizes) to a mapping from region name to id. `programs` has a
+    program for each bucket class. `made` are the ids of the artifact's executables. `choices` are the tile sizes of the
+    artifact's kernels.
+
+    If none of a backend's computed ids is in `made`, its regions are left out. The artifact was then compiled by other
+    code or another toolchain, so its ids cannot be computed here.
     """
     keys: dict[str, dict[str, str]] = {}
     same: set[str] = set()
@@ -201,10 +204,10 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """Return where a verdict locates `node`, a call in a region's body: its name, op, source line (`origin`) and layer.
+    """Return the place of `node`, a call in a region's body, as fields of a verdict: name, op, source line and layer.
 
-    Equal layers share one body, whose source lines name the first layer. The actual layer is found from `call`, the
-    call of the region.
+    Equal layers share one body. Its source lines name the first of these layers. The actual layer is computed from
+    `call`, the call of the region.
     """
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
@@ -217,7 +220,9 @@ def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
 
 
 def _layer(text: str) -> int | None:
-    """Return the layer number in a call's source line, such as "layer 3, attention.py:112", or in a param's name, such
-    as "layers.3.mlp". None if the text has none."""
+    """Return the layer number in a source line or param name; None if it has none.
+
+    Examples are "layer 3, attention.py:112" and "layers.3.mlp".
+    """
     found = re.search(r"\blayers?[ .](\d+)\b", text)
     return int(found[1]) if found else None

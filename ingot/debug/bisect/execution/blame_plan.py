@@ -22,9 +22,11 @@ from ingot.ir.types import DTYPES, StateType, TensorType
 
 @dataclass(frozen=True)
 class PlanFault:
-    """A difference between a plan (the instructions of an artifact) and the program that it was made from. `number` is
-    the index of the wrong instruction and `node` its call; both are None if no single instruction is wrong. `tensor`
-    names the value that is concerned, "" if none is."""
+    """A difference between an artifact's plan and the program that the plan was made from.
+
+    `number` is the index of the wrong instruction, and `node` its call. Both are None if no single instruction is
+    wrong. `tensor` names the wrong value, "" if there is none.
+    """
 
     entry: str
     bucket: str | None
@@ -35,11 +37,11 @@ class PlanFault:
 
 
 def plan_fault(plan: Plan, programs: Mapping[str, Program], keys: Mapping[str, Mapping[str, str]]) -> PlanFault | None:
-    """Compare a plan (the instructions of an artifact) with the programs that it was made from. Return the first
-    difference; None if there is none.
+    """Compare a plan, the instructions of an artifact, with its programs. Return the first difference; None if there is
+    none.
 
-    `programs` has a program for each bucket class (a range of step sizes). `keys` has the expected id of the executable
-    of each region, by bucket class and region name; unknown ids are left out.
+    `programs` maps bucket classes (ranges of step sizes) to programs. `keys` maps a bucket class and then a region name
+    to the expected id of the region's executable. Regions with unknown ids are left out.
     """
     if (unlike := {bucket.bucket.name for bucket in plan.buckets} ^ programs.keys()) != set():
         return PlanFault(plan.entry, None, f"the bucket class {min(unlike)} is in the plan or in the program alone")
@@ -80,8 +82,10 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
 
 
 def _fits(output: str, declared: str | None, given: str) -> bool:
-    """Return whether the type of an output in the plan, `declared`, covers the type `given` that one bucket class
-    returns. Both are type texts; `declared` is None if the plan lacks the output."""
+    """Return whether an output's type in the plan, `declared`, covers its type in one bucket class, `given`.
+
+    Both types are texts. `declared` is None if the plan lacks the output; then return False.
+    """
     return declared is not None and may_stand_for(parse_type(given), parse_type(declared), output)
 
 
@@ -97,11 +101,11 @@ def _declared(plan: Plan, program: Program) -> Iterator[tuple[str, Mapping[str, 
 def _differences(
     found: Instruction, node: fx.Node, names: Mapping[fx.Node, str], called: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Compare an instruction with its call `node`. Yield each difference as a pair: a description, and the name of the
-    wrong value or "".
+    """Compare an instruction, `found`, with its call `node`. Yield each difference as a pair: a description, and the
+    name of the wrong value or "".
 
-    `names` has the plan names of nodes. `called` maps names of regions to ids of their executables. For a region that
-    it lacks, the instruction's id is added, so that later calls of the region must have the same id.
+    `names` maps nodes to their names in the plan. `called` maps region names to the ids of their executables. If it
+    lacks the called region, the instruction's id is added. Later calls of this region must then use the same id.
     """
     if isinstance(node.target, RegionCall):
         region = node.target.name
@@ -156,11 +160,12 @@ def _lives(
     program: Program,
     where: tuple[str, str],
 ) -> Iterator[PlanFault]:
-    """Yield the faults in the lifetimes of a plan's values. Each value must be freed after its last use, not earlier or
-    later, and a view must not have its own buffer.
+    """Check the lifetimes of a plan's values. Yield the faults.
 
-    `nodes` are the calls of the instructions, and `names` the plan names of nodes. `where` is the entry and bucket
-    class for the faults.
+    Each value must be freed right after its last use. A view must not have a buffer.
+
+    `nodes` are the calls of the instructions. `names` maps nodes to their names in the plan. `where` is the entry and
+    the bucket class that faults are reported with.
     """
     kept = {names[node] for node in program.output_nodes().values()}
     last: dict[str, int] = {}

@@ -22,9 +22,12 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightFault:
-    """The first wrong weight of an artifact, `param`. Its recipe makes it from checkpoint tensors in steps; `step` is
-    the faulty step, None if no single step is. If `packed`, all steps are right today, but the artifact stores other
-    bytes. `text` describes the fault."""
+    """The first wrong weight of an artifact, with the name `param`.
+
+    A weight's recipe makes it from checkpoint tensors in steps. `step` is the faulty step, None if none is known.
+    `packed` is True if all steps are right when they run now, so only the artifact's stored bytes are wrong. `text`
+    describes the fault.
+    """
 
     param: str
     step: Recipe | None
@@ -38,11 +41,11 @@ def weight_fault(
     index: Mapping[str, Mapping[str, Any]],
     read: Read,
 ) -> WeightFault | None:
-    """Make each weight again from the checkpoint, and compare it with the artifact's. Return the first fault; None if
-    all weights are right.
+    """Make each weight again from the checkpoint and compare it with the artifact's weight. Return the first fault;
+    None if there is none.
 
-    `params` has the weights' types and recipes by name, and `packed` the artifact's weights by name. `index` is the
-    content of weights.json. `read` returns a checkpoint tensor by name.
+    `params` maps names of weights to their types and recipes. `packed` maps these names to the artifact's tensors.
+    `index` is the content of weights.json. `read` takes a name and returns that checkpoint tensor.
     """
     checked: dict[Recipe, Results] = {}  # the results of steps that several params share
     for name, spec in params.items():
@@ -79,8 +82,7 @@ def weight_fault(
 
 
 def _in_order(recipe: Recipe) -> list[Recipe]:
-    """Return the steps of a recipe in an order in which they can run: each step once, after the steps that make its
-    inputs."""
+    """Return the steps of a recipe in a valid order. Each step comes once, after the steps that make its inputs."""
     found: dict[Recipe, None] = {}
 
     def visit(one: Recipe) -> None:
@@ -99,8 +101,11 @@ def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | 
 
 
 def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
-    """Return the input tensors of a recipe step. A source step has the checkpoint tensor that it names, which `read`
-    returns. Any other step has the results of earlier steps, which `memo` holds."""
+    """Return the input tensors of a recipe step.
+
+    The input of a source step is a checkpoint tensor, which `read` returns. The inputs of any other step are results of
+    earlier steps. `memo` maps these steps to their results.
+    """
     if step.step == "source":
         return [read(str(step.attr("name")))]
     return [part.execute(read, dict(memo)) for part in step.inputs]
@@ -123,11 +128,12 @@ def _called(step: Recipe) -> str:
 def _explained(
     recipe: Recipe, found: torch.Tensor, memo: Mapping[Recipe, Results], read: Read
 ) -> tuple[Recipe | None, str]:
-    """Explain a wrong weight `found` in an artifact: search for a recipe step that makes these bytes if it is executed
-    in a wrong way, for example with swapped inputs. `memo` has the right results of all steps.
+    """Explain a wrong weight `found`: search for a recipe step that makes these bytes when it is executed wrongly.
 
-    Return the step and a description of the wrong way. If nothing explains the bytes, return "" as the description,
-    with the step if the recipe has only one, else None.
+    A wrong execution is, for example, one with swapped inputs. `memo` maps each step to its right result.
+
+    Return the step and a description of the wrong execution. If nothing explains the bytes, the description is "". The
+    step is then the recipe's only step, or None if the recipe has several.
     """
     steps = _in_order(recipe)
     for step in reversed(steps):
@@ -148,8 +154,10 @@ def _explained(
 
 
 def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Results]]:
-    """Execute a recipe step in plausible wrong ways, such as with swapped inputs or along another axis. Yield a
-    description and the result of each. `args` are the step's input tensors."""
+    """Execute a recipe step in plausible wrong ways, such as with swapped inputs or along another axis.
+
+    Yield a description and the result of each way. `args` are the step's input tensors.
+    """
     attrs = dict(step.attrs)
     dim = attrs.get("dim")
 

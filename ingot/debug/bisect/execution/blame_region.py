@@ -34,9 +34,11 @@ _CACHE = "INGOT_CACHE"
 
 @dataclass(frozen=True)
 class RegionFault:
-    """The fault of a region, a group of calls that one backend compiles together. `node` is the first call in the
-    region's body that is computed wrongly, None if unknown. If `stored`, only the artifact's executable is wrong: the
-    same body, compiled again, is right. `text` describes the fault."""
+    """The fault of a region, a group of calls that one backend compiles together.
+
+    `node` is the faulty call in the region's body, None if unknown. `stored` is True if only the artifact's executable
+    is wrong: the same body gives right results when it is compiled again. `text` describes the fault.
+    """
 
     node: fx.Node | None
     text: str
@@ -50,8 +52,11 @@ def region_fault(
     backend: Backend,
     target: Target,
 ) -> RegionFault:
-    """Find which call of a region is computed wrongly. A region is a group of calls that one backend compiles together.
-    `found` are its wrong results on the tensors `inputs`. The region is compiled several times, which takes a while."""
+    """Find the faulty call of a region, a group of calls that one backend compiles together.
+
+    `found` are the wrong results of the region on the tensors `inputs`. The region is compiled several times, so this
+    is slow.
+    """
     everything = [node for node in region.body.calls() if isinstance(node.meta["type"], TensorType)]
     judge = _Judge(region.body, inputs)
     whole, open_ = _compiled([region.body, with_outputs(region.body, everything, "opened")], backend, target)
@@ -84,7 +89,7 @@ def region_fault(
 
 
 def _call_of(node: fx.Node) -> fx.Node:
-    """Return the call that computes a value. For an item of a tuple, that is the call that returns the tuple."""
+    """Return the call that computes a value. For an item of a tuple, return the call that computes the tuple."""
     while node.target is operator.getitem:
         made_by = node.args[0]
         assert isinstance(made_by, fx.Node)
@@ -93,8 +98,10 @@ def _call_of(node: fx.Node) -> fx.Node:
 
 
 def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Program:
-    """Return a copy of a region's body, named `name`, that returns the values of the nodes `outputs`. Calls that these
-    outputs do not need are removed."""
+    """Return a copy of a region's body with other outputs: the values of the nodes `outputs`.
+
+    The copy has the name `name`. Calls that these outputs do not need are removed.
+    """
     copy = body.copy()
     copy.name = name
     by_name = {node.name: node for node in copy.graph.nodes}
@@ -106,8 +113,10 @@ def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Progra
 
 
 def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.Node, float] | None:
-    """Run a body in float64 and find the first value that is too large for its own dtype. Return its node and its
-    largest absolute number; None if all values fit."""
+    """Run a body in float64 and find the first value that is too large for its dtype in the program.
+
+    Return its node and its largest absolute number. Return None if all values fit.
+    """
     found: list[tuple[fx.Node, float]] = []
 
     def watch(node: fx.Node, result: object) -> None:
@@ -125,15 +134,19 @@ def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.No
 
 @dataclass(frozen=True)
 class _Judge:
-    """Compares values that compiled code computed with the reference. `body` is the region's program, and `inputs` are
-    the tensors that it ran on."""
+    """Compares the results of compiled code with the reference.
+
+    `body` is the program of the compiled region. `inputs` are the tensors that the code ran on.
+    """
 
     body: Program
     inputs: Sequence[torch.Tensor]
 
     def first_wrong(self, nodes: Sequence[fx.Node], found: Sequence[torch.Tensor]) -> tuple[fx.Node, Wrong] | None:
-        """Return the first of `nodes` that was computed wrongly, and what is wrong; None if all are right. `found` has
-        the computed value of each of `nodes`."""
+        """Return the first node with a wrong value, and what is wrong; None if all values are right.
+
+        `found` has the computed value of each of the `nodes`.
+        """
         plain, exact = self._values(False), self._values(True)
         for node, value in zip(nodes, found, strict=True):
             if wrong := check_tensor(value, plain[node], exact[node], coarsest(self.body)):
@@ -148,8 +161,10 @@ class _Judge:
 
 
 def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> list[Compiled]:
-    """Compile each of `bodies` as a region, in parallel, and load the results as functions of tensors. The compile
-    cache is not used, since it may contain the fault."""
+    """Compile each of the `bodies` as a region, in parallel. Return the loaded code as functions of tensors.
+
+    The compile cache is not used, since it may contain the fault.
+    """
     regions = [Region(f"{body.name}.{index}", body, backend.name) for index, body in enumerate(bodies)]
     with _empty_cache(), Emitter({backend.name: backend}, target, len(regions)) as emitter:
         emitted = emitter.emit(regions)
@@ -160,7 +175,7 @@ def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> li
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """Use an empty temporary folder as the cache of compiled code within the `with` block, for worker processes too."""
+    """Use an empty temporary folder as the compile cache within the `with` block. Worker processes use it too."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="ingot-bisect-") as folder:
         os.environ[_CACHE] = folder

@@ -15,14 +15,18 @@ from ingot.ir.types import StateType, TensorType, TupleType
 
 
 def instruction_nodes(program: Program) -> list[fx.Node]:
-    """Return the calls of a program that are instructions of its plan, in order. Nodes that only take an item of a
-    tuple (getitem) are no instructions."""
+    """Return the calls of a program that become instructions of its plan, in order.
+
+    Nodes that only take an item of a tuple (getitem) do not become instructions.
+    """
     return [node for node in program.calls() if node.target is not operator.getitem]
 
 
 def value_names(program: Program) -> dict[fx.Node, str]:
-    """Return the name that each node's value has in the plan. A placeholder, output or state has its own name; any
-    other value has the name of its node."""
+    """Return a mapping from nodes to the names of their values in the plan.
+
+    Inputs, weights, states and outputs keep their names. Any other value has the name of its node.
+    """
     names: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -34,8 +38,10 @@ def value_names(program: Program) -> dict[fx.Node, str]:
 
 
 def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """Return the plan names of the results of a call, updated states last. A result that nothing reads is named "".
-    `names` has the plan names of nodes."""
+    """Return the names of a call's results in the plan, updated states last.
+
+    A result that nothing reads has the name "". `names` maps nodes to their names in the plan.
+    """
     value_type = node.meta["type"]
     if not isinstance(value_type, TupleType):
         return (names[node],)
@@ -47,8 +53,11 @@ def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]
 
 
 def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> Program:
-    """Return a program that holds only the call `node` of `program`. Its inputs, states and outputs have the plan names
-    in `names`. A result that nothing reads is named after its index in the call's tuple, such as "unused0"."""
+    """Return a program that holds only the call `node` of `program`.
+
+    `names` maps nodes to their names in the plan. The inputs, states and outputs of the new program have these names. A
+    result that nothing reads gets a name with its index in the call's tuple, such as "unused0".
+    """
     alone = Program(program.name, program.stage, {}, bucket=program.bucket)
     values: dict[fx.Node, fx.Node] = {}
     made: dict[str, fx.Node] = {}
@@ -78,8 +87,11 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
 
 
 def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
-    """Compute a one-call program by the op's reference; a region's call is computed by interpreting its body. `values`
-    has the inputs and states by name. Return the results, updated states last. With `exact`, compute in float64."""
+    """Compute a program of one call by the op's reference implementation. Return the results, updated states last.
+
+    If the call is a region, the region's body is interpreted. `values` maps names to the inputs and states. With
+    `exact`, compute in float64.
+    """
     return tuple(interpret(alone, values, exact=exact).values())
 
 
@@ -89,11 +101,11 @@ def wrong_results(
     results: Sequence[torch.Tensor],
     updated: Mapping[str, torch.Tensor],
 ) -> tuple[str, Wrong] | None:
-    """Check the results of one call, and the states that it updated, against the op's reference. Return the name of the
-    first wrong tensor and what is wrong; None if all are right.
+    """Compare the results and updated states of one call with the op's reference. Return the first wrong tensor; None
+    if all are right.
 
-    `alone` is a program of only this call. `inputs` has its inputs, and its states from before the call, by name.
-    `updated` has the states after the call.
+    `alone` is a program that holds only this call. `inputs` maps names to its inputs, and to its states before the
+    call. `updated` maps names to the states after the call. The result is a pair: the tensor's name and what is wrong.
     """
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
@@ -117,10 +129,12 @@ def wrong_results(
 
 
 def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | None = None) -> bool:
-    """Return whether a result is certainly right: its bits equal the reference's (`plain`) and it is finite. Otherwise
-    a comparison with float64 must decide, since infinities may be an overflow.
+    """Return whether a result is certainly right: finite, with the same bits as the reference's result `plain`.
 
-    For a state, `before` is its content before the call; then only changed elements must be finite.
+    If it is not, a comparison with float64 must decide. Infinities may be an overflow, even if the reference has them
+    too.
+
+    For a state, `before` is its content before the call. Then only changed elements must be finite.
     """
     if value.shape != plain.shape or value.dtype is not plain.dtype or not same_bits(value, plain):
         return False
@@ -131,8 +145,10 @@ def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | No
 
 
 def coarsest(body: Program) -> torch.dtype | None:
-    """Return the floating-point dtype of lowest precision among the values of a region's body. Only dtypes with a
-    tolerance in TOLERANCES count; None if there are none."""
+    """Return the floating-point dtype of lowest precision among the values of a region's body.
+
+    Only dtypes with a tolerance in TOLERANCES count. Return None if no value has such a dtype.
+    """
     types = [node.meta["type"] for node in body.graph.nodes if node.op != "output"]
     dtypes = {item.dtype for item in types if isinstance(item, TensorType)} & TOLERANCES.keys()
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

@@ -22,10 +22,11 @@ _HALF = 0.5 * (1 + 1e-9)
 
 
 def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str | None:
-    """Check the result of a recipe step, which makes a weight from other tensors, by independent numpy code. Return
-    what is wrong, in words; None if it is right.
+    """Check the result of a recipe step against independent numpy code. Return what is wrong, in words; None if it is
+    right.
 
-    `step` is the name of the step's kind, such as "cast". `args` are its input tensors and `attrs` its attributes.
+    A recipe makes a weight from checkpoint tensors in such steps. `step` is the kind of step, such as "cast". `args`
+    are its input tensors, and `attrs` its attributes.
     """
     results = result if isinstance(result, dict) else {"": result}
     if step in _MOVED:
@@ -42,7 +43,7 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's elements as an array of integers with the same bits, so that they can be compared exactly."""
+    """Return a tensor's elements as an array of integers with the same bits, for exact comparison."""
     return raw_bits(tensor.contiguous()).numpy()
 
 
@@ -131,8 +132,8 @@ def _double(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _beyond(found: torch.Tensor, wanted: np.ndarray, allowed: np.ndarray | float) -> str | None:
-    """Return a description of the elements of `found` that differ from `wanted` by more than `allowed`; None if there
-    are none."""
+    """Describe the elements of `found` that differ from `wanted` by more than `allowed`. Return None if there are
+    none."""
     if tuple(found.shape) != wanted.shape:
         return f"its shape is {list(found.shape)}, expected {list(wanted.shape)}"
     with np.errstate(invalid="ignore"):
@@ -147,7 +148,10 @@ def _unit(dtype: torch.dtype) -> float:
 
 
 def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check that a cast rounds each element to the nearest value. Return what is wrong; None if nothing is."""
+    """Check the result of a cast. Return what is wrong; None if nothing is.
+
+    A cast to a floating-point dtype must round to the nearest value. A cast to integers must drop the fraction.
+    """
     found = results[""]
     wanted = _double(args[0])
     if not found.is_floating_point():
@@ -160,8 +164,10 @@ def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> s
 
 
 def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check a step that computes `scale * x + offset`. It must compute at least in float32, with one rounding per
-    operation and one to the result's dtype. Return what is wrong; None if nothing is."""
+    """Check a step that computes `scale * x + offset`. Return what is wrong; None if nothing is.
+
+    The step must compute in float32 or a wider dtype. It may round once per operation, and once to the result's dtype.
+    """
     found, scaled = results[""], _double(args[0]) * attrs["scale"]
     wanted = scaled + attrs["offset"]
     inner = _unit(torch.promote_types(args[0].dtype, torch.float32))
@@ -206,8 +212,10 @@ def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
 
 
 def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    """Expand the scales, or zero points, of a quantized weight to one per element. `part` has one for each block of
-    elements that the format defines. Return an array of `shape`."""
+    """Expand the scales or zero points of a quantized weight to one for each element. Return an array of `shape`.
+
+    `part` holds the scales or zero points, one for each block of elements. The format defines the block size.
+    """
     (level,) = format.levels
     rows, columns = np.indices(shape)
     each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
@@ -215,16 +223,20 @@ def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> 
 
 
 def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
-    """Check that a packed weight `found` of a lossless format holds the numbers of `wanted` unchanged, in the format's
-    order. Return what is wrong; None if nothing is."""
+    """Check that a packed weight `found` holds the numbers of `wanted` unchanged. Return what is wrong; None if nothing
+    is.
+
+    The format is lossless: it only stores the elements in another order.
+    """
     return _differs(format.layout.unpack(found).contiguous(), _numbers(wanted), wanted.dtype)
 
 
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     """Check a quantized weight. Return what is wrong; None if nothing is.
 
-    Codes (the stored integers) must be in range and off by at most half a quantization step. In a format with zero
-    points, codes at an end of the range may be off by a whole step. Scales must be the smallest that the range allows.
+    Codes are the stored integers. They must be in the format's range, and off by at most half a quantization step. In a
+    format with zero points, codes at an end of the range may be off by a whole step. Each scale must be the smallest
+    one that covers the numbers of its block.
     """
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):

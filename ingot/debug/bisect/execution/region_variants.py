@@ -17,18 +17,21 @@ from ingot.ir.interpret import interpret
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
-# Wrong constants are usually off by a factor of ten, a few, or a little; or they are left out.
+# Factors that turn a right constant into a wrong one. 0 leaves it out; the others are typical errors, such as a power
+# of ten, a small factor or another sign.
 _FACTORS = (0.0, 1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0, 1e3, -1.0)
 
 
 def explained(
     body: Program, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], dtype: torch.dtype | None
 ) -> tuple[fx.Node, str] | None:
-    """Explain the wrong results `found` of a region: search for a change of one call, such as swapped arguments, that
-    yields these results. Return the call and a description of the change; None if no tried change does.
+    """Explain the wrong results of a region: search for a change of one call that yields these results.
 
-    `inputs` are the tensors that the region ran on. `dtype` is the dtype of lowest precision in the body, which sets
-    the tolerance.
+    A change is, for example, to swap two arguments. Return the call and a description of the change. Return None if no
+    tried change yields the results.
+
+    `found` are the wrong results, and `inputs` the tensors that the region ran on. `dtype` is the dtype of lowest
+    precision in the body. It sets the tolerance.
     """
     given = dict(zip(body.input_types(), inputs, strict=True))
     for node in body.calls():
@@ -46,8 +49,10 @@ def explained(
 
 
 def _ways(node: fx.Node) -> Iterator[tuple[str, Callable[[fx.Node], None]]]:
-    """Yield plausible compiler errors to try on a call, such as swapped arguments. Each is a description, and a
-    function that changes a copy of the call accordingly."""
+    """Yield plausible compiler errors to try on a call, such as swapped arguments.
+
+    Each is a pair: a description, and a function that makes the error in a copy of the call.
+    """
     tensors = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node)]
     if node.target is operator.getitem:
         return
@@ -96,7 +101,7 @@ def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
 
 
 def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
-    """Return a function that changes a call: argument number `place` is passed through `make` before the call."""
+    """Return a function that changes a call: its argument number `place` is replaced by `make(argument)`."""
 
     def change(node: fx.Node) -> None:
         source = node.args[place]

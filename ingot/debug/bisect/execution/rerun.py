@@ -19,8 +19,11 @@ from ingot.runtime.loaders import find_op, load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:
-    """Run the faulty instruction whose inputs and compiled code `write_reproducer` stored in `folder`. Return what is
-    wrong with its results; None if they are right. Raises ArtifactError if the folder is incomplete."""
+    """Run the faulty instruction that `write_reproducer` stored in `folder`. Return what is wrong with its results;
+    None if they are right.
+
+    Raises ArtifactError if the folder is incomplete.
+    """
     try:
         alone = parse_program((folder / CALL).read_text(encoding="utf-8"))
         instruction = Instruction.model_validate_json((folder / INSTRUCTION).read_text(encoding="utf-8"))
@@ -48,8 +51,10 @@ def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:
-    """Return a copy of a row-major tensor with the strides that its type in the program requires. For `value_type`
-    None, return the tensor itself."""
+    """Return a copy of a contiguous tensor with the strides that its type in the program requires.
+
+    Return the tensor itself if its type requires no strides, or if `value_type` is None.
+    """
     if value_type is None or value_type.strides is None:
         return tensor
     return torch.empty_strided(tensor.shape, value_type.strides, dtype=tensor.dtype).copy_(tensor)

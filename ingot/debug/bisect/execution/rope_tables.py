@@ -10,21 +10,29 @@ Attrs = Mapping[str, Any]
 
 
 def frequencies(attrs: Attrs) -> np.ndarray:
-    """Return the rotary frequency (angle per position) of each pair of head elements. `attrs` are the attributes of the
-    recipe step that makes the rope table; `rope_type` among them selects the formula."""
+    """Return the rotary frequency (angle per position) of each pair of rotated elements of a head.
+
+    `attrs` are the attributes of the recipe step that makes the table of cosines and sines. The attribute `rope_type`
+    selects the formula.
+    """
     pairs = int(attrs["rotary_dim"]) // 2
     return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
 
 
 def _plain(attrs: Attrs, pair: int) -> float:
-    """Return theta^(-2i/d), the rotary frequency of pair i among the d rotated elements of a head, as in RoFormer
-    (arXiv 2104.09864)."""
+    """Return the rotary frequency theta^(-2i/d) of pair i, as in RoFormer (arXiv 2104.09864).
+
+    d is `rotary_dim`, the number of rotated elements of a head.
+    """
     return math.exp(-math.log(float(attrs["theta"])) * 2 * pair / int(attrs["rotary_dim"]))
 
 
 def _llama3(attrs: Attrs, pair: int) -> float:
-    """Return a pair's rotary frequency with Llama 3's context scaling. The frequency is divided if the pair makes few
-    turns in the original context, unchanged if it makes many turns, and interpolated in between."""
+    """Return a pair's rotary frequency with the context scaling of Llama 3.
+
+    It depends on how many turns the pair makes in the original context. With few turns, the frequency is divided by
+    `factor`. With many turns, it is unchanged. In between, it is interpolated.
+    """
     plain = _plain(attrs, pair)
     turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -33,8 +41,10 @@ def _llama3(attrs: Attrs, pair: int) -> float:
 
 
 def _dynamic(attrs: Attrs, pair: int) -> float:
-    """Return a pair's rotary frequency with dynamic NTK scaling: theta grows with the ratio of the context length to
-    the original context length."""
+    """Return a pair's rotary frequency with dynamic NTK scaling.
+
+    Theta grows with the ratio of the context length to the original context length.
+    """
     dim, factor, original = int(attrs["rotary_dim"]), float(attrs["factor"]), float(attrs["original_max_position"])
     more = max(float(attrs["positions"]), original) / original
     theta = float(attrs["theta"]) * (factor * more - factor + 1) ** (dim / (dim - 2))
@@ -42,11 +52,11 @@ def _dynamic(attrs: Attrs, pair: int) -> float:
 
 
 def _yarn(attrs: Attrs, pair: int) -> float:
-    """Return a pair's rotary frequency with YaRN scaling (arXiv 2309.00071), which mixes the plain frequency and the
-    one divided by `factor`.
+    """Return a pair's rotary frequency with YaRN scaling (arXiv 2309.00071).
 
-    The share of the divided one grows linearly over the pairs. It is 0 at the pair that makes `beta_fast` turns in the
-    original context, and 1 at the pair that makes `beta_slow`.
+    It is a mix of two frequencies: the plain one, and the plain one divided by `factor`. The share of the divided one
+    grows linearly over the pairs. It is 0 at the pair that makes `beta_fast` turns in the original context. It is 1 at
+    the pair that makes `beta_slow` turns.
     """
     dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
     ends = [
@@ -61,8 +71,11 @@ def _yarn(attrs: Attrs, pair: int) -> float:
 
 
 def _longrope(attrs: Attrs, pair: int) -> float:
-    """Return a pair's rotary frequency with LongRoPE scaling (arXiv 2402.13753). It has a divisor for each pair, from
-    one list for short contexts and another for long ones."""
+    """Return a pair's rotary frequency with LongRoPE scaling (arXiv 2402.13753).
+
+    The plain frequency is divided by a number for this pair. The number comes from the list `short_factor`, or from
+    `long_factor` if the context is longer than the original one.
+    """
     beyond = int(attrs["positions"]) > float(attrs["original_max_position"])
     return _plain(attrs, pair) / float(attrs["long_factor" if beyond else "short_factor"][pair])
 

@@ -15,9 +15,10 @@ from ingot.ir.parse import parse_type
 Inputs = Mapping[str, torch.Tensor]
 # Requests served together: enough for batches that mix prefill and decode, few enough for fast steps.
 _REQUESTS = 8
-# Tokens of a request by step (even, odd requests): prompt chunks that end inside pages, prefill next to decode, decode,
-# a longer chunk at an odd position, and decode again. The rest follows in long chunks, except the last tokens: each
-# request has one more of them than the previous one, so that decode batches of every size occur.
+# The first numbers of tokens that a request gets in its steps, as (even request, odd request). Prompt chunks end inside
+# pages. Then prefill runs next to decode, and decode alone. A longer chunk begins at an odd position, and decode
+# follows. Then come long chunks. The last tokens of each request are decoded one by one. Each request has one more of
+# these than the previous request, so that decode batches of every size occur.
 _OPENING = ((19, 19), (1, 9), (1, 1), (1, 1), (31, 23), (1, 1))
 _LONG = 64
 # A request shorter than the opening and its last tokens is repeated to that length; a long one is truncated.
@@ -28,12 +29,14 @@ _LONGEST = 512
 def recorded_steps(
     plan: Plan, requests: Sequence[Sequence[int]], *, max_seq_len: int, page_size: int, pages: int, seed: int = 0
 ) -> list[Inputs]:
-    """Build the inputs of steps that serve `requests`, to check every kind of step: chunked prefill, decode, and both
-    in one step. At most eight requests are served, and a short one is repeated to a length that needs all kinds.
+    """Build the inputs of steps that serve the `requests`, to check every kind of step: chunked prefill, decode, and
+    both in one step.
 
-    Steps stay within the plan's limits and `max_seq_len`; the cache pool has `pages` pages of `page_size` tokens. In
-    every other step, rows sample randomly, have penalties, and return log-probabilities. If the plan allows it, some
-    decode steps read tokens and positions from the device instead of from inputs.
+    At most eight requests are served. Short requests are repeated until they need all kinds of steps. Steps stay within
+    the plan's limits and `max_seq_len`. The cache pool has `pages` pages of `page_size` tokens.
+
+    Every other step uses all sampling options: random sampling, penalties and log-probabilities. If the plan allows it,
+    some decode steps read tokens and positions from the device instead of from inputs.
     """
     served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
     limit = min(max_seq_len, pages // max(1, len(served)) * page_size, _LONGEST)
@@ -58,8 +61,11 @@ def recorded_steps(
 
 
 def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
-    """Return the number of cache pages that `recorded_steps` needs for these requests, plus one. A pool as large as in
-    serving would take minutes, because all states are copied and compared after every instruction."""
+    """Return the number of cache pages that `recorded_steps` needs for these requests, and one more.
+
+    The pool is kept this small because all states are copied and compared. With a pool as large as in serving, that
+    would take minutes.
+    """
     served = [request for request in requests if request][:_REQUESTS]
     lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
     return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
@@ -70,8 +76,11 @@ def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
 
 
 def _counts(length: int, index: int, most: int) -> list[int]:
-    """Split a request of `length` tokens into steps. Return the number of tokens in each step, at most `most`. `index`
-    is the request's number; requests of odd and even number are split differently."""
+    """Split a request of `length` tokens into steps. Return the number of tokens in each step.
+
+    No step has more than `most` tokens. `index` is the number of the request. Requests with odd and even numbers are
+    split differently.
+    """
     counts: list[int] = []
     left = length
     while left:
@@ -83,8 +92,11 @@ def _counts(length: int, index: int, most: int) -> list[int]:
 
 
 def _with_options(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
-    """Return a copy of a step's inputs in which decoding sequences of odd rows read their last token from the device.
-    With `everything`, the sequences also use every sampling option. `ends` has the prompt length of each request."""
+    """Return a copy of a step's inputs in which some sequences read their last token from the device.
+
+    These are the decoding sequences on odd device rows. With `everything`, all sequences use every sampling option too.
+    `ends` has, for each request, the number of tokens that count as its prompt.
+    """
     changed = {name: tensor.clone() for name, tensor in step.items()}
     if "token_seqs" not in changed or "q_lens" not in changed:
         return changed

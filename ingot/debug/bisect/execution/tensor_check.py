@@ -13,10 +13,10 @@ import torch
 from ingot.ir.numerics.contracts import ROUNDING_FACTOR
 from ingot.ir.numerics.tolerances import TOLERANCES
 
-# The maximum ratio of the root mean square error to the reference's, by the computing dtype. A wrong constant changes
-# all elements a little, in bfloat16 by less than the limit of one element; their mean shows it. Measured maxima on
-# healthy artifacts of all families in the tests: 1.8 in float32, where sums run in another order, and 1.1 in 16 bits,
-# where the one rounding of the result dominates.
+# The maximum of a result's root mean square error divided by the reference's, by the computing dtype. A wrong constant
+# changes all elements a little. In bfloat16, each element may stay within its limit, but the mean shows the change.
+# The largest ratios measured on healthy artifacts of all families in the tests are 1.8 in float32 and 1.1 in 16 bits.
+# In float32, sums run in another order. In 16 bits, the one rounding of the result dominates.
 _TYPICAL: Mapping[torch.dtype, float] = {
     torch.float64: 8.0,
     torch.float32: 8.0,
@@ -31,8 +31,11 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Wrong:
-    """A description of a wrong tensor: the index of its worst element, the value found there, the expected value, and a
-    text. `overflows` says that a right value would be too large for the dtype."""
+    """The description of a wrong tensor.
+
+    `index` is the place of its worst element, with the number `found` there and the `expected` number. `text` describes
+    the fault. `overflows` is True if a right number is too large for the dtype.
+    """
 
     index: tuple[int, ...]
     found: float
@@ -50,8 +53,8 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype are equal bit by bit. NaN equals NaN of the same bits, and -0 differs
-    from 0."""
+    """Return whether two tensors of one dtype are equal bit by bit. So NaN equals a NaN with the same bits, and -0
+    differs from 0."""
     return torch.equal(raw_bits(left), raw_bits(right))
 
 
@@ -73,11 +76,12 @@ def _index(place: torch.Tensor) -> tuple[int, ...]:
 def check_tensor(
     found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Wrong | None:
-    """Check the result `found` of a call. Return what is wrong; None if it is right.
+    """Check the result of a call, `found`. Return what is wrong; None if it is right.
 
-    `plain` is the result of the op's reference in the call's own dtypes, `exact` that in float64. `dtype` is the dtype
-    of lowest precision in the call, which sets the tolerance; the result's by default. Where `exact` is not finite, the
-    inputs are at fault, so any non-finite value is accepted.
+    `plain` is the reference's result in the call's dtypes. `exact` is the reference's result in float64. `dtype` is the
+    dtype of lowest precision in the call and sets the tolerance. By default it is the dtype of the result.
+
+    Where `exact` is infinite or NaN, the call's inputs are at fault. There, the error is not checked.
     """
     found = found.cpu()
     if found.shape != plain.shape or found.dtype is not plain.dtype:
@@ -111,12 +115,11 @@ def check_tensor(
 
 
 def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return how many times larger the errors of a result are than those of the reference, as a ratio of root mean
-    squares.
+    """Return how many times larger the errors of a result are than the errors of the reference.
 
-    `error` are the result's absolute errors, `own` the reference's, and `size` the absolute right values. The
-    reference's error counts as at least one rounding to `dtype`. The ratio is reduced for small tensors, since a mean
-    of a few elements is unreliable.
+    This is a ratio of root mean squares. `error` has the absolute errors of the result, and `own` those of the
+    reference. `size` has the absolute right values. The reference's error counts as at least one rounding to `dtype`.
+    The ratio is reduced for small tensors, since a mean of a few elements is unreliable.
     """
     eps = torch.finfo(dtype if dtype in TOLERANCES else torch.bfloat16).eps
     standard = max(_rms(own), _ONE_ROUNDING * eps * _rms(size), 1e-300)
@@ -124,11 +127,13 @@ def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dt
 
 
 def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Wrong | None:
-    """Check a state, such as a KV cache, after an update. Return what is wrong; None if it is right. An element may be
-    wrong, not written, or changed although the update must keep it.
+    """Check a state, such as a KV cache, after an update. Return what is wrong; None if it is right.
 
-    `before` is the state before the update. `plain` and `exact` are the state that the op's reference makes, in the
-    state's dtype and in float64.
+    Three faults are found. An element is wrong, or was not written. Or an element has changed although the update must
+    keep it.
+
+    `before` is the state before the update. `plain` is the state after the op's reference, in the state's dtype.
+    `exact` is the state after the reference in float64.
     """
     found = found.cpu()
     kept = raw_bits(plain) == raw_bits(before)
@@ -148,8 +153,10 @@ def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, 
 
 
 def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the elements of `found` that are within one rounding of the reference `plain`. It excuses an
-    element that is written again with nearly its old value."""
+    """Return a mask of the elements of `found` that are within one rounding of the reference `plain`.
+
+    Such an element is accepted although the update should keep it: it may be written again with nearly its old value.
+    """
     if not found.is_floating_point():
         return torch.zeros_like(found, dtype=torch.bool)
     tolerance = TOLERANCES.get(found.dtype, TOLERANCES[torch.bfloat16])
@@ -158,8 +165,10 @@ def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(f: torch.Tensor, p: torch.Tensor, e: torch.Tensor, dtype: torch.dtype) -> Wrong | None:
-    """Return what is wrong with the infinities and NaN of a result; None if nothing is. `f` is the result, `p` the
-    reference's result, and `e` the reference's in float64."""
+    """Check the infinities and NaN of a result. Return what is wrong; None if nothing is.
+
+    `f` is the result, `p` the reference's result in the call's dtypes, and `e` the reference's result in float64.
+    """
     if bool((lost := ~f.isfinite() & e.isfinite()).any()):
         index = _index(lost.nonzero()[0])
         overflows = bool((~p.isfinite() & lost).any()) or bool((e.abs() > torch.finfo(dtype).max).any())

@@ -20,10 +20,11 @@ _NEAR = 1e-4
 
 
 def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
-    """Compare the traced program with an independent implementation, the oracle. Return a verdict on the first call
-    that computes a tensor which the oracle does not compute; None if the logits are equal.
+    """Compare the traced program with an independent implementation of the model, the oracle.
 
-    If the oracle cannot show its intermediate tensors, the verdict names only the architecture.
+    Return None if the logits are equal up to rounding. Otherwise return a verdict on the first call with a result that
+    the oracle does not compute. If no such call is found, or if the oracle shows no intermediate tensors, the verdict
+    names only the architecture.
     """
     program = _traced(case)
     folder, context = case.request.checkpoint.folder, case.request.limits.max_seq_len
@@ -43,9 +44,11 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
 
 
 def _traced(case: Case) -> Program:
-    """Return the traced program of the entry `main`, in float32 so that constants are not rounded to the model's dtype.
-    If the installed model definition has changed since the compile, return the artifact's own traced program
-    instead."""
+    """Return the traced program of the entry `main`.
+
+    The model is traced again in float32, so that constants are not rounded to its dtype. If the installed model
+    definition has changed since the compile, return the artifact's traced program instead.
+    """
     stored = next(chain for chain in case.chains if chain.entry == "main").links[0].program
     same = print_program(stored) == print_program(case.model.entries["main"])
     if not same or case.request.spec.dtype is torch.float32:
@@ -70,8 +73,12 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 
 def _located(case: Case, program: Program, theirs: list[Digest], request: list[int], found: str) -> Verdict:
-    """Return a verdict on the first call whose result, and all results computed from it, are missing from `theirs`, the
-    tensors that the oracle computed. `request` is the token sequence to run, and `found` describes the wrong logits."""
+    """Return a verdict on the first faulty call of the traced program.
+
+    A call is faulty if the oracle, an independent implementation, computes neither its result nor any result that
+    depends on it. `theirs` has digests of the tensors that the oracle computed. `request` is the token sequence to run.
+    `found` describes the wrong logits.
+    """
     calls = [node for node in program.calls() if is_by_token(node) and node.meta["type"].dtype.is_floating_point]
     case.runs += 1
     (step,) = whole([Sequence(tuple(request), len(request))], (1, 1))
@@ -104,7 +111,7 @@ def _match(digest: Digest, theirs: list[Digest]) -> Digest | None:
 
 
 def _dependents(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
-    """Return those nodes among `calls` that read the value of `node`, directly or through other calls."""
+    """Return the nodes among `calls` that depend on the value of `node`, directly or through other `calls`."""
     found, waiting, known = set(), list(node.users), set(calls)
     while waiting:
         one = waiting.pop()
@@ -115,9 +122,11 @@ def _dependents(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
 
 
 def _module(node: fx.Node, program: Program, matches: dict[fx.Node, Digest | None]) -> str:
-    """Return the quoted name of the module in the oracle that corresponds to a call. It is taken from the name of a
-    weight that the call reads, or else from the modules that made its inputs. `matches` maps calls to the oracle's
-    equal tensors."""
+    """Return the quoted name of the module that corresponds to a call, in the oracle (an independent implementation).
+
+    The name comes from a weight that the call reads. For a call without weights, it comes from the modules that
+    computed its inputs. `matches` maps each call to the digest of the oracle's equal tensor, None if there is none.
+    """
     for source in node.all_input_nodes:
         if source.op == "placeholder" and str(source.target) in program.params:
             for name in sorted(program.params[str(source.target)].recipe.sources()):

@@ -7,8 +7,10 @@ from ingot.ir.numerics.divergence import first_nonfinite
 
 
 def blame_overflow(case: Case) -> Verdict | None:
-    """Return a verdict on the first tensor of a traced program that has infinities in its own dtype but is finite in
-    float64. None if there is no such tensor."""
+    """Return a verdict on the first tensor that overflows in a traced program; None if there is none.
+
+    Such a tensor has infinities or NaN in its own dtype, but is finite in float64.
+    """
     for chain in {chain.entry: chain for chain in case.chains}.values():
         program = chain.links[0].program
         requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]

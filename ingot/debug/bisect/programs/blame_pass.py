@@ -26,12 +26,15 @@ _SAMPLED = frozenset({"tokens", "logprob_ids", "logprobs", "ranks", "last_token"
 
 @dataclass(frozen=True)
 class Culprit:
-    """A faulty pass. `chain` has the programs of the compile in order; the pass made the program with the index
+    """A faulty pass. `chain` has the programs of the compile in order. The pass made the program with the index
     `place`.
 
-    `what` is the kind of fault. "meaning": the outputs change even in float64. "quantization": errors exceed what the
-    storage format explains. "numerics": errors in the model's dtype exceed what the pass declares. "structure": the
-    program is invalid. `text` describes the fault.
+    `text` describes the fault. `what` is its kind:
+
+    meaning        the outputs change, even in float64
+    quantization   errors are larger than the storage format of the weights explains
+    numerics       errors in the model's dtype are larger than the pass declares
+    structure      the program is invalid
     """
 
     chain: Chain
@@ -46,8 +49,10 @@ class Culprit:
 
 @dataclass
 class Judge:
-    """Checks programs of one compile against their expected outputs, on random prompts drawn by `seed`. Results are
-    kept, so that each program runs only once."""
+    """Checks programs of one compile against their expected outputs, on random prompts.
+
+    `seed` is the seed of the prompts. Results are kept and reused, so that programs do not run twice.
+    """
 
     case: Case
     seed: int = 0
@@ -56,8 +61,10 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """Return the outputs that the programs of a chain must have, as computed by its program with the index
-        `place`."""
+        """Return the outputs that programs of a chain must have. A chain has the programs of a compile in order.
+
+        The program with the index `place` computes these outputs.
+        """
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:
@@ -78,8 +85,10 @@ class Judge:
         return self._expected[key]
 
     def meaning(self, expected: Expectation, link: Link, *, at_once: bool = False) -> str | None:
-        """Run the program of `link` in float64. Return how its outputs differ from the expected ones, in words; None if
-        they do not. With `at_once`, all tokens are processed in one step."""
+        """Run the program `link.program` in float64. Return how its outputs differ from the expected ones, in words.
+
+        Return None if they do not differ. With `at_once`, one step processes all tokens.
+        """
         key = id(expected), link.computation, at_once
         if key not in self._means:
             self._means[key] = self.meaning_of(expected, link.program, at_once=at_once)
@@ -93,16 +102,21 @@ class Judge:
         return f"in float64 {found.output or 'the program'}, step {found.step}: {found.text}"
 
     def quantization(self, link: Link, program: Program) -> str | None:
-        """Check the accuracy of `program`, which the quantizing pass of `link` made. Return how it is worse than the
-        storage formats of the weights explain, in words; None if it is not."""
+        """Check the accuracy of `program`, the result of a quantizing pass. Return what is wrong, in words.
+
+        Return None if the storage formats of the weights explain all errors. `link.before` is the program before the
+        pass.
+        """
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
         return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """Run `program` on the steps of `expected`, in its own dtypes and in float64. Return both results of each
-        output, by the output's name. `key` names the result for reuse: a later call with the same key returns it
-        without a run. The result for the key "" is not kept."""
+        """Run `program` on the steps of `expected`. Return a mapping from output names to results.
+
+        Each result has two tensors, one computed in the program's dtypes and one in float64. A later call with the same
+        `key` returns the results without a run. With the key "", results are not kept.
+        """
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
             known = self._run(expected, program)
             if key:
@@ -130,9 +144,11 @@ class Judge:
         return result
 
     def numerics(self, expected: Expectation, before: Link, after: Link) -> str | None:
-        """Check the pass between the programs `before` and `after` on the steps of `expected`, in the model's own
-        dtype. Return how it breaks the numerics that it declares (EXACT, ROUNDING or LOSSY), in words; None if it does
-        not."""
+        """Check the errors of the pass that made `after` from `before`, in the model's dtype.
+
+        A pass declares its numerics: EXACT, ROUNDING or LOSSY. Return how it breaks them, in words; None if it does
+        not. The programs run on the steps of `expected`.
+        """
         if before.computation == after.computation or after.one is None:
             return None
         old = self.measured(expected, before.program, before.computation)
@@ -140,10 +156,10 @@ class Judge:
         return self.broken(after.one.numerics, old, new)
 
     def broken(self, numerics: Numerics, old: Mapping[str, Measured], new: Mapping[str, Measured]) -> str | None:
-        """Compare the outputs before a pass, `old`, with those after it, `new`. Return how they break the declared
-        `numerics` of the pass, in words; None if they do not.
+        """Compare the outputs before a pass, `old`, with the outputs after it, `new`. Return how they break the
+        declared `numerics` of the pass, in words; None if they do not.
 
-        Under ROUNDING, sampled tokens are not compared, since rounding may change a near tie.
+        Under ROUNDING, sampled tokens are not compared: rounding may change which of two nearly equal logits is larger.
         """
         dtype = self.case.request.spec.dtype
         for name in [name for name in new if name in old]:
@@ -155,8 +171,10 @@ class Judge:
 
 
 def blame_pass(case: Case, judge: Judge) -> Culprit | None:
-    """Return the first faulty pass of a compile; None if no pass is at fault. The programs of all entries (such as
-    `main`) and bucket classes (ranges of step sizes) are checked."""
+    """Return the first faulty pass of a compile; None if all passes are right.
+
+    The programs of all entries (such as `main`) and bucket classes (ranges of step sizes) are checked.
+    """
     for chain in case.chains:
         found = _structure(chain) or _meaning(chain, judge) or _numerics(chain, judge)
         if found is not None:
@@ -165,8 +183,11 @@ def blame_pass(case: Case, judge: Judge) -> Culprit | None:
 
 
 def breaks_rules(link: Link, program: Program) -> str | None:
-    """Check the structure of `program`, which the pass of `link` made. Return what is invalid, in words; None if
-    nothing is. It must obey the rules of its stage, and have outputs of the same types as before the pass."""
+    """Check the structure of `program`, the result of a pass. Return what is invalid, in words; None if nothing is.
+
+    The program must obey the rules of its stage in the pipeline. Its outputs must have types that can replace the types
+    before the pass. `link` has the pass and the program before it.
+    """
     try:
         verify(program, under=min(link.under, Stage.LOWERED), after=link.name)
     except VerifyError as error:
@@ -188,8 +209,11 @@ def _structure(chain: Chain) -> Culprit | None:
 
 
 def base_of(chain: Chain, place: int) -> int:
-    """Return the index of the program whose outputs are right for index `place` of a chain. It is the result of the
-    last lossy pass up to there; without one, it is 0, the traced program."""
+    """Return the index of the program that defines the right outputs of program `place` in a chain.
+
+    A lossy pass may change the outputs. So it is the result of the last lossy pass up to `place`. Without a lossy pass
+    it is 0, the traced program.
+    """
     lossy = [
         index
         for index, link in enumerate(chain.links[: place + 1])
@@ -199,16 +223,21 @@ def base_of(chain: Chain, place: int) -> int:
 
 
 def segments(chain: Chain) -> list[tuple[int, int]]:
-    """Split a chain of programs into ranges in which all programs must have the same outputs. Return the first and last
-    index of each range. Each lossy pass begins a new range."""
+    """Split a chain of programs into ranges in which all programs must have equal outputs.
+
+    A lossy pass may change the outputs, so its result begins a new range. Return the first and the last index of each
+    range.
+    """
     places = range(len(chain.links))
     bases = sorted({base_of(chain, place) for place in places})
     return list(zip(bases, [*(base - 1 for base in bases[1:]), len(chain.links) - 1], strict=True))
 
 
 def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the first pass of a chain that changes the outputs in float64; None if no pass does. Bisection works, since
-    later passes do not make wrong outputs right again."""
+    """Find the first pass of a chain that changes the outputs in float64; None if no pass does.
+
+    The pass is found by bisection. This works because later passes do not make wrong outputs right again.
+    """
     for base, last in segments(chain):
         link = chain.links[base]
         if link.one is not None and (problem := judge.quantization(link, link.program)):
@@ -230,10 +259,10 @@ def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the first pass of a chain whose errors, in the model's dtype, exceed what it declares; None if no pass does.
+    """Find the first pass of a chain with larger errors in the model's dtype than it declares; None if no pass has.
 
-    Passes are checked in order, since the allowed error depends on the program before the pass. Passes that leave the
-    computation unchanged are skipped.
+    Passes are checked in order, since the allowed error depends on the program before the pass. A pass that does not
+    change the computation is skipped.
     """
     for base, last in segments(chain):
         expected = judge.expectation(chain, base)
@@ -245,8 +274,10 @@ def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _page_size(chain: Chain) -> int:
-    """Return the page size of the KV cache in tokens, as the pass that inserts caches declares it; 16 without such a
-    pass."""
+    """Return the number of tokens in a page of the KV cache, an option of the pass that inserts caches.
+
+    Return 16 if no pass has this option.
+    """
     for link in chain.links:
         size = getattr(link.one, "page_size", None)
         if isinstance(size, int):

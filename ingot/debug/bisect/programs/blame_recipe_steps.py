@@ -12,8 +12,12 @@ from ingot.ir.recipe import Recipe, Results
 
 
 def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
-    """Check the recipe steps that make the weights which a pass added: the params of `after` with recipes that `before`
-    lacks. Return a verdict on the first step with a wrong result; None if all are right."""
+    """Check the weights that a pass added. Return a verdict on the first recipe step with a wrong result; None if all
+    are right.
+
+    A recipe makes a weight from checkpoint tensors in steps. Weights of `after` are checked if `before` has none with
+    an equal recipe.
+    """
     known = {spec.recipe for spec in before.params.values()}
     for name, spec in after.params.items():
         if spec.recipe in known:

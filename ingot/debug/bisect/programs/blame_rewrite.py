@@ -27,12 +27,14 @@ _UNFIT = (IngotError, ArithmeticError, AssertionError, AttributeError, LookupErr
 
 @dataclass(frozen=True)
 class Blame:
-    """The faulty rewrite of a pass: `before` is the program without it, `after` the program with it. `site` is the
-    faulty node in `after`.
+    """The faulty rewrite of a pass.
 
-    `rewrite` is None if the fault is in the pass's code outside its rewrites. `changed` says that the installed pass
-    makes another program than the artifact has. `fuel` is the number of rewrites after which the fault first appears;
-    None if it was not found by limiting the rewrites.
+    before    the program without the faulty rewrite
+    after     the program with the faulty rewrite
+    rewrite   the rewrite; None if the fault is elsewhere in the code of the pass
+    site      the faulty node in `after`; None if unknown
+    changed   True if the installed pass makes another program than the artifact has
+    fuel      the number of rewrites after which the fault first appears; None if the rewrite was found in another way
     """
 
     before: Program
@@ -46,8 +48,9 @@ class Blame:
 def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blame:
     """Find the faulty rewrite of the pass `culprit`. `expected` has the right outputs.
 
-    The pass runs again with limits on the number of its rewrites, to find the rewrite with which the fault appears. If
-    such programs cannot run, the first wrong value in the whole program names the rewrite.
+    The pass runs again and may make only some of its rewrites. This is repeated until the first rewrite with the fault
+    is found. If such partly rewritten programs cannot run, the first wrong value in the whole program names the
+    rewrite.
     """
     link = culprit.link
     try:
@@ -71,9 +74,11 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
 
 
 def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) -> Blame | None:
-    """Find the faulty rewrite by bisecting the fuel, which is the number of rewrites that the pass may apply. `count`
-    is the number of all its rewrites. The last rewrite of the first faulty run is at fault. None if even the whole pass
-    shows no fault."""
+    """Find the faulty rewrite by bisecting the fuel, the number of rewrites that the pass may make.
+
+    `count` is the number of all rewrites of the pass. In the smallest run with the fault, the last rewrite is faulty.
+    Return None if even the program with all rewrites does not have the fault.
+    """
     harms = harm(judge, culprit, expected)
     link = culprit.link
     if not harms(link.program):
@@ -94,8 +99,10 @@ def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) 
 
 
 def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Program], bool]:
-    """Return a function that takes a program which the pass of `culprit` made, and returns whether it shows the
-    fault."""
+    """Return a function that takes a program and returns whether it has the fault of `culprit`.
+
+    The program is one that the pass of `culprit` made, perhaps with only some of its rewrites.
+    """
     link = culprit.link
     if culprit.what == "quantization":
         return lambda program: judge.quantization(link, program) is not None
@@ -110,8 +117,11 @@ def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Pro
 
 
 def _takes_parts(link: Link) -> bool:
-    """Return whether the pass of `link` adds KV caches to attention. If it is limited to some of its rewrites, the
-    other attention calls have no cache, so all tokens must be in one step."""
+    """Return whether the pass of `link` adds KV caches to attention.
+
+    If it makes only some of its rewrites, the other attention calls have no cache. Such a program must get all tokens
+    in one step.
+    """
     return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
 
 
@@ -144,11 +154,12 @@ def _site_of_quantization(
 def _site_of_values(
     judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
 ) -> Site | None:
-    """Return the node of `after` that first computes a wrong value; None if none is found. Steps after the first one
-    with wrong outputs are ignored, since that step may have caused their errors.
+    """Return the node of `after` that first computes a wrong value; None if none is found.
 
-    The first attempt passes generated tokens as step inputs, so that a wrongly sampled token does not make later inputs
-    wrong.
+    Steps after the first one with wrong outputs are ignored, since that step may have caused their errors.
+
+    The programs are run with generated tokens as step inputs first. A wrongly sampled token then does not make later
+    inputs wrong.
     """
     at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
     for forced in (True, False):
@@ -170,8 +181,11 @@ def _site_of_values(
 
 @dataclass(frozen=True)
 class _Watch:
-    """A function that runs a program and records the values of the named nodes. `count` is the number of steps to run,
-    None for all; a program without caches compares the tokens of these steps instead."""
+    """A function that runs a program and records the values of named nodes.
+
+    `count` is the number of steps to run, None for all steps. A program without caches runs all tokens in one step.
+    Then only the tokens of the first `count` steps are compared.
+    """
 
     judge: Judge
     expected: Expectation
@@ -206,8 +220,10 @@ def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], s
 
 
 def _texts(program: Program) -> dict[str, str]:
-    """Return the text of each call, placeholder and region of a program by its name, and the text of its results by
-    "return". Two programs are compared by these texts."""
+    """Return the texts of a program's parts, to compare it with another program.
+
+    Keys are the names of calls, placeholders and regions, and "return" for the outputs.
+    """
     found = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -222,8 +238,11 @@ def _texts(program: Program) -> dict[str, str]:
 
 
 def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | None:
-    """Return the first node in which the artifact's program, `stored`, differs from `again`, the program that the
-    installed pass makes. If no node differs, return `site`, the node of the first wrong value."""
+    """Return the first node in which two programs differ. If none differs, return `site`.
+
+    `stored` is the artifact's program. `again` is the program that the installed pass makes. `site` is the node of the
+    first wrong value.
+    """
     now = _texts(again)
     for node in stored.graph.nodes:
         if node.op == "output":
@@ -245,14 +264,17 @@ def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | 
 
 
 def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the first rewrite of the installed pass whose result the artifact's program lacks; None if there is none.
-    `again` is the program that the installed pass makes, `stored` the artifact's."""
+    """Return the first rewrite of the installed pass with a result that the artifact's program lacks; None if there is
+    none.
+
+    `again` is the program that the installed pass makes. `stored` is the artifact's program.
+    """
     gone = _texts(again).keys() - _texts(stored).keys()
     return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
 
 
 def _rewrite_at(site: Site | None, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the rewrite among `rewrites` that made the faulty node, or that replaced this node; None if unknown."""
+    """Return the rewrite that made or replaced the faulty node; None if there is none among `rewrites`."""
     if site is None:
         return None
     for name in (site.node.partition("/")[0], site.tensor, site.instead_of):

@@ -25,11 +25,11 @@ NO_BOUND = 1 << 30  # more rewrites than any program allows
 
 @dataclass(eq=False)
 class Link:
-    """A program of a compile, and how it was made: the pass `one` made it from the program of `previous`. Both are None
-    for the program traced from the model definition.
+    """A program of a compile, with the pass that made it.
 
-    `under` is the stage whose rules the result must obey. `ends_phase` marks the last pass of a pipeline phase, after
-    which the program is at that stage.
+    `one` is the pass, and `previous` has the program before it. Both are None for the program traced from the model
+    definition. `under` is the stage of the pipeline whose rules the program must obey. `ends_phase` is True for the
+    last pass of a phase. Its result has reached the stage `under`.
     """
 
     entry: str
@@ -51,8 +51,10 @@ class Link:
 
     @cached_property
     def computation(self) -> str:
-        """Return the program's text without its backends, source lines and stage. Equal texts mean that programs
-        compute the same."""
+        """Return the program's text without its backends, source lines and stage.
+
+        Programs with equal texts compute the same.
+        """
         body = print_program(self.program).partition("\n")[2]
         return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)
 
@@ -65,8 +67,11 @@ class Link:
         return program
 
     def again(self, fuel: int = NO_BOUND) -> tuple[Program, tuple[Rewrite, ...]]:
-        """Run the installed version of this link's pass again, on the program before it, with at most `fuel` rewrites.
-        Return the new program and its rewrites."""
+        """Run the installed version of this pass again, on the program before it. Return the new program and its
+        rewrites.
+
+        `fuel` is the maximum number of rewrites.
+        """
         assert self.one is not None and self.context is not None
         return rewritten(self.one, self.before, self.context, self.under, reached=self.ends_phase, fuel=fuel)
 
@@ -74,10 +79,13 @@ class Link:
 def rewritten(
     one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
 ) -> tuple[Program, tuple[Rewrite, ...]]:
-    """Run the pass `one` on a copy of a program, with at most `fuel` rewrites. Return the new program and its rewrites.
+    """Run the pass `one` on a copy of a program. Return the new program and its rewrites.
 
-    The result must obey the rules of the stage `under`; if `reached`, it is then at that stage. With limited fuel, the
-    rules are not enforced, since a partly rewritten program may break them and can still be interpreted.
+    `fuel` is the maximum number of rewrites. The result must obey the rules of the stage `under`. With `reached`, the
+    result is marked as a program of that stage.
+
+    With limited fuel, a result that breaks the rules is returned too. A partly rewritten program can still be
+    interpreted.
     """
     try:
         result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)
@@ -93,8 +101,10 @@ def rewritten(
 
 @dataclass(frozen=True)
 class Chain:
-    """The programs of a compile in order, from the traced program to the last one. They are those of one entry (such as
-    `main` or a draft model) and one bucket class (a range of step sizes that share a lowering)."""
+    """The programs of a compile in order, from the traced program to the last one.
+
+    They belong to one entry (such as `main` or a draft model) and one bucket class (a range of step sizes).
+    """
 
     entry: str
     bucket: BucketClass
@@ -102,8 +112,10 @@ class Chain:
 
 
 def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[Program]) -> list[Chain]:
-    """Return the programs of a compile in order. There is a chain for each entry (such as `main` or a draft model) and
-    bucket class (a range of step sizes). `final` are the last programs, from which the plan was made.
+    """Return the programs of a compile in order, as one chain for each entry and bucket class.
+
+    An entry is a program of the model, such as `main` or a draft model. A bucket class is a range of step sizes.
+    `final` are the programs after the last pass.
 
     The other programs are read from the artifact's trace when they are needed. Without a trace, the pipeline runs
     again. Raises ArtifactError if the trace has other passes than the pipeline.
@@ -142,9 +154,12 @@ Texts = Mapping[tuple[str, str | None, int], str]
 
 
 def texts_of(artifact: Artifact) -> Texts:
-    """Return the texts of the programs in an artifact's trace, by entry, bucket class and index. Index 0 is the traced
-    program, and i the result of the i-th pass. Each text but the first begins with a line that names the pass. Empty if
-    the trace has no programs."""
+    """Return the texts of the programs in an artifact's trace, the record of its compile.
+
+    Keys are (entry, bucket class, index). Index 0 is the traced program, and i the result of the i-th pass. The bucket
+    class is None for programs of all classes. Each text but the first begins with a line that names the pass. The
+    mapping is empty if the trace has no programs.
+    """
     texts: dict[tuple[str, str | None, int], str] = {}
     shared: dict[str, int] = {}
     place: dict[tuple[str, str | None], int] = {}
@@ -194,9 +209,11 @@ def _link(
 def context_of(
     request: Request, pipeline: Sequence[Phase], entry: Program, bucket: BucketClass | None = None
 ) -> PassContext:
-    """Return the facts that passes need to run again on the program `entry`. The context compiles nothing, since
-    bisecting only interprets programs. `bucket` is the bucket class (a range of step sizes) to lower for, None for
-    passes that run before the split by class."""
+    """Return the facts that passes need to run again on the program `entry`, such as the target and the limits.
+
+    `bucket` is the bucket class (a range of step sizes) to lower for. It is None for passes that run before the program
+    is split by class. No pass compiles anything with this context, since bisecting only interprets programs.
+    """
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         backends = tuple(item for item in backends if not isinstance(item, RegionCompiler))
@@ -218,8 +235,10 @@ def context_of(
 
 
 def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
-    """Return a substitute for compiling regions: by region name, an executable with the right signature and no code.
-    Bisecting only interprets regions."""
+    """Return executables without code for regions. Nothing is compiled, since bisecting only interprets regions.
+
+    Keys are names of regions. Each executable has the region's inputs and outputs.
+    """
     found = {}
     for region in regions:
         inputs, outputs = signature_of(region)

@@ -7,11 +7,11 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Compare two float64 results. Return how they differ beyond rounding, in words; None if they do not.
+    """Compare two results that were computed in float64. Return how they differ beyond rounding, in words; None if they
+    do not.
 
-    Integer and boolean tensors must be equal. NaN, which marks unwritten elements of a state, equals NaN, and
-    infinities must be equal. The absolute tolerance scales with the largest finite number in `expected`, to allow for
-    cancellation.
+    Integers, booleans and infinities must be equal. NaN equals NaN, since it marks the elements of a state that were
+    not written. The absolute tolerance grows with the largest finite number in `expected`, to allow for cancellation.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

@@ -9,8 +9,10 @@ from ingot.ir.types import StateType, TensorType
 
 
 def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
-    """Return the calls of a program near the nodes `names`: these nodes, and all calls that are at most `hops` edges of
-    the graph away from one."""
+    """Return the calls of a program near the nodes `names`.
+
+    These are the nodes themselves, and the calls that are at most `hops` edges of the graph away.
+    """
     chosen = {node for node in program.calls() if node.name in names}
     for _ in range(hops):
         near = {other for node in chosen for other in (*node.all_input_nodes, *node.users)}
@@ -19,12 +21,13 @@ def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
 
 
 def excerpt(program: Program, chosen: set[fx.Node], *, with_inputs: bool) -> Program:
-    """Return a smaller program that consists of the `chosen` calls. The params and states that they read stay params
-    and states. Any other value that they read becomes an input with the name of its node. A result that other calls
-    read, or none, becomes an output.
+    """Return a smaller program that consists of the `chosen` calls.
 
-    Tuples and updated states cannot be inputs, so the calls that make them are added. With `with_inputs`, inputs and
-    states that no chosen call reads stay too.
+    The params and states that the calls read stay params and states. Any other value that they read becomes an input
+    with the name of its node. A result becomes an output if a call outside reads it, or if no call reads it.
+
+    Tuples and updated states cannot be inputs, so the calls that make them are added. With `with_inputs`, unused inputs
+    and states of the program are kept too.
     """
     chosen = _closed(chosen)
     part = Program(program.name, program.stage, dict(program.dims), bucket=program.bucket)
@@ -76,8 +79,10 @@ def _closed(chosen: set[fx.Node]) -> set[fx.Node]:
 
 
 def _states(program: Program, values: dict[fx.Node, fx.Node]) -> dict[str, fx.Node]:
-    """Return the node of the last update of each state in an excerpt of a program, by the state's name. `values` maps
-    nodes of the whole program to nodes of the excerpt."""
+    """Return a mapping from the name of each state in an excerpt to the node of its last update.
+
+    An excerpt is a part of a program. `values` maps nodes of the whole program to nodes of the excerpt.
+    """
     last: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
         if node in values and isinstance(node.meta.get("type"), StateType):

@@ -30,7 +30,7 @@ from ingot.ir.program import Program, StateSpec, named_arguments
 
 # Tokens generated after each prompt: the second step reads the token that the first left on the device.
 GENERATED = 2
-# Besides outputs, the expected result of these ops, called once in a program, is known; by printed name.
+# Printed names of ops with a known result, besides outputs. A program calls each at most once.
 OP_NAMES = ("ingot.select_rows",)
 
 _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -38,8 +38,11 @@ _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first wrong output of a program: the number of the step, the output's name, and a description of both values.
-    If a call fails instead, `node` names the call and `output` is ""."""
+    """The first wrong output of a program.
+
+    `step` is the number of the step, and `output` the output's name. `text` describes both values. If a call raises an
+    error instead, `node` is the name of this call and `output` is "".
+    """
 
     step: int
     output: str
@@ -49,15 +52,14 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The right outputs, in float64, of all programs that a compile makes of one entry (such as `main`), for some
-    requests. `program` is the program that computed them.
+    """The right outputs, in float64, of the programs that a compile makes of one entry (such as `main`).
 
-    `outputs` has, for each step, the outputs of a program with KV caches, by name; outputs whose right values are
-    unknown are left out. `logits` has a row for each token of all requests. It is None after a lossy pass over a
-    program with caches.
+    `program` computed the outputs, and `requests` are the sequences that it ran on. `logits` [tokens, vocab] has a row
+    for each token of all requests. It is None after a lossy pass over a program with caches.
 
-    Pages in `outputs` are numbered as in the cache group that keeps every token. A cache group is the set of caches
-    that share page numbers; groups with a window number their pages differently.
+    `outputs` has a mapping for each step: the outputs of a program with KV caches, by name. Outputs with unknown right
+    values are left out. Cache pages in them are numbered as in the caches that keep every token. Caches with a window
+    number their pages differently.
     """
 
     program: Program
@@ -69,15 +71,15 @@ class Expectation:
 
     @property
     def pool(self) -> tuple[int, int]:
-        """Return the size of the KV cache pool: the number of pages, and the tokens per page."""
+        """Return the size of the KV cache pool: the number of pages, and the number of tokens in a page."""
         return self.pages, self.page_size
 
     def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
-        """Return the inputs of the steps to run `program` on. A program without caches takes all tokens in one step;
-        with `at_once`, every program does.
+        """Return the steps to run `program` on.
 
-        A program that keeps the last sampled token on the device reads it from there. With `forced`, the right token is
-        an input instead.
+        A program without caches gets one step with all tokens. With `at_once`, every program gets one step. A program
+        that keeps the last sampled token on the device reads it there. With `forced`, the right token is an input
+        instead.
         """
         if at_once or not is_cached(program):
             return whole(self.requests, self.pool)
@@ -87,9 +89,11 @@ class Expectation:
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
     ) -> FirstDifference | None:
-        """Run a program in float64, and return the first output that differs from the expected one; None if none does.
-        With `forced`, generated tokens are inputs instead of being read from the device. With `at_once`, one step has
-        all tokens."""
+        """Run a program in float64. Return the first output that differs from the expected one; None if none does.
+
+        With `forced`, generated tokens are inputs, and the program does not read them from the device. With `at_once`,
+        one step has all tokens.
+        """
         steps = self.steps(program, forced=forced, at_once=at_once)
         number = 0
         try:
@@ -105,16 +109,20 @@ class Expectation:
     def known_outputs(
         self, program: Program, number: int, step: Step, *, at_once: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return the expected outputs of `program` in one step, in float64, by name. `number` is the step's index.
-        Outputs whose right values are unknown are left out."""
+        """Return the expected outputs of `program` in one step, in float64, by name.
+
+        `number` is the index of the step. Outputs with unknown right values are left out.
+        """
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
             known |= renumbered(self._of_ranks(self.outputs[number], program), program, self.pages)
         return known
 
     def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-        """Convert expected outputs to the form in which a run of `program` returns them. On a mesh of devices, each
-        state becomes the stack of the ranks' parts."""
+        """Convert expected outputs to what a run of `program` returns.
+
+        If `program` runs on a mesh of devices, each state becomes a stack [ranks, …] of the ranks' parts.
+        """
         if not program.mesh or self.program.mesh:
             return dict(outputs)
         stacked = {
@@ -125,11 +133,11 @@ class Expectation:
         return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
-        """Return the expected values that only a program with caches has, after its first `steps` steps, by name. Empty
-        for a program without caches.
+        """Return the expected values that only a program with caches has, by name. Empty for a program without caches.
 
-        These are the last contents of each state, and outputs with a row per token, such as sampled tokens. Rows are in
-        the order of the requests. With `at_once`, only the contents of caches are returned.
+        They are the contents of states after the first `steps` steps, and outputs with a row per token. Sampled tokens
+        are such an output. Rows are in the order of the requests. With `at_once`, only the contents of caches are
+        returned.
         """
         if not is_cached(program):
             return {}
@@ -152,12 +160,13 @@ def expect(
     rows: int,
     seed: int = 0,
 ) -> Expectation:
-    """Compute the outputs that all programs which a compile makes of `program` must have. `program` has no KV caches,
-    and `params` has its params for each rank. It runs on the prompts, and then on the tokens that are sampled after
-    them.
+    """Compute the outputs that all programs made from `program` must have. `program` has no KV caches.
 
-    `rows` is the maximum number of concurrent sequences; further prompts are ignored. Tokens are sampled by the
-    references of ops, so that nothing depends on a program that is checked.
+    It runs on the prompts, and then on the tokens that are sampled after them. Tokens are sampled by the references of
+    ops, because the sampling of the checked programs may be wrong.
+
+    `params` has a mapping of the program's params for each rank. `rows` is the maximum number of concurrent sequences.
+    Further prompts are ignored.
     """
     requests = [
         Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
@@ -185,9 +194,12 @@ def expect(
 def renumbered(
     outputs: Mapping[str, torch.Tensor], program: Program, pages: int, *, back: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Renumber the pages of KV caches in expected outputs. In `outputs`, pages are numbered as in the cache group that
-    keeps every token; in the result, as in each cache's own group in `program`. `pages` is the number of pages. `back`
-    converts in the other direction."""
+    """Renumber the pages of KV caches in expected outputs. Return the changed outputs by name.
+
+    `outputs` number pages as in the caches that keep every token. The result numbers the pages of each cache as
+    `program` does. Caches with a window number their pages differently. `pages` is the number of pages. With `back`,
+    convert the other way.
+    """
     changed = dict(outputs)
     for name, spec in program.states.items():
         if name in outputs and "pages" in spec.type.shape and (turn := turn_of(CacheGroup.named(spec.group), pages)):
@@ -197,8 +209,11 @@ def renumbered(
 
 
 def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
-    """Return the part of a state that one rank of a mesh holds; `whole` is the state on one device. If a sharded dim,
-    such as KV heads, is smaller than the number of ranks, its elements are repeated first."""
+    """Return the part of a state that one rank of a mesh holds.
+
+    `whole` is the state on one device. A split dim, such as the KV heads, may be smaller than the number of ranks. Then
+    its elements are repeated first.
+    """
     for one in spec.placement:
         on, held = rank.on(one.axis), spec.type.shape[one.dim]
         if one.kind == "shard" and on is not None and isinstance(held, int):
@@ -209,8 +224,11 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """Return the expected outputs after a lossy pass over a program with caches. They are the outputs of `program`, the
-    result of the pass, on the same steps as `before`, the expected outputs before the pass."""
+    """Return the expected outputs after a lossy pass over a program with caches.
+
+    `program` is the result of the pass, and its outputs become the expected ones. It runs on the steps of `before`, the
+    expected outputs before the pass. `params` has a mapping of the program's params for each rank.
+    """
     steps = before.steps(program)
     seen = observe(program, params, steps, before.pages, exact=True)
     outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)
@@ -218,7 +236,7 @@ def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) ->
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
-    """Sample the token that follows a request's last token, by the references of ops. `logits` are those of its last
+    """Sample the token after a request's last token, by the references of ops. `logits` [vocab] belong to the last
     token."""
     alone = [replace(request, row=0)]
     step = whole(alone, (1, PAGE_SIZE))[0]
@@ -250,11 +268,11 @@ def _outputs(
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """Compute the expected outputs of a program with caches, except logits, for each step, by name.
+    """Compute the expected outputs of a program with caches, for each step by name. Logits are left out.
 
-    `keys` maps the name of each cache to the keys and values of all tokens; values are None if they are a part of the
-    keys. `logits` has a row for each token. `pool` is the number of pages and the tokens per page. `rows` is the
-    maximum number of concurrent sequences.
+    `keys` maps the name of each cache to the keys and values of all tokens. The values are None if they are a part of
+    the keys. `logits` has a row for each token. `pool` is the number of pages and the number of tokens in a page.
+    `rows` is the maximum number of concurrent sequences.
     """
     pages, page_size = pool
     shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
@@ -297,8 +315,11 @@ def _outputs(
 
 
 def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
-    """Return the nodes of the keys and values that each layer stores in its cache, by the cache's name, such as "kv.3".
-    The second node is None if the values are a part of the keys."""
+    """Return the keys and values that each attention call will store in a cache.
+
+    The result maps the cache's name, such as "kv.3", to the nodes of the keys and the values. The second node is None
+    if the values are a part of the keys.
+    """
     return {
         f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
     }

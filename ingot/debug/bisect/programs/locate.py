@@ -15,16 +15,19 @@ from ingot.ir.program import Program, RegionCall, target_name, tensor_type
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import TensorType
 
-# A function that returns how two values differ that should be equal, in words; None if they do not.
+# A function that compares two values that should be equal. It returns how they differ, in words; None if they do not.
 Differs = Callable[[Measured, Measured], str | None]
 _SLICE = torch.ops.aten.slice.Tensor
 
 
 @dataclass(frozen=True)
 class Site:
-    """The place of a fault in a program. `node` is the faulty node, and `tensor` the first value that is wrong.
-    `instead_of` names the value that it replaces in the program before the pass, "" if none. `text` describes the
-    difference. Names are without the percent sign of the text form."""
+    """The place of a fault in a program.
+
+    `node` names the faulty node, and `tensor` the first wrong value. `instead_of` names the value before the pass that
+    `tensor` replaces, "" if there is none. `text` describes the difference. Names have no percent sign, unlike in the
+    text of a program.
+    """
 
     node: str
     op: str
@@ -36,8 +39,11 @@ class Site:
 
 @dataclass
 class ObservedProgram:
-    """A program and the recorded values of its nodes in some steps: `found` in the program's own dtypes, `exact` in
-    float64. `rows` are the indices of the tokens to compare, None for all tokens."""
+    """A program and the recorded values of its nodes in some steps.
+
+    `found` has the values in the program's dtypes, and `exact` the values in float64. `rows` has the indices of the
+    tokens to compare, None for all tokens.
+    """
 
     program: Program
     params: Sequence[Tensors]
@@ -54,17 +60,22 @@ class ObservedProgram:
         names: set[str],
         rows: torch.Tensor | None = None,
     ) -> "ObservedProgram":
-        """Interpret a program twice, in its own dtypes and in float64, and record the values of the nodes in `names`.
-        `pages` is the number of cache pages, and `rows` has the indices of the tokens to compare later, None for
-        all."""
+        """Interpret a program in its own dtypes and in float64. Record the values of the nodes in `names` in both runs.
+
+        `pages` is the number of cache pages. `rows` has the indices of the tokens to compare later, None for all
+        tokens.
+        """
         found, exact = (
             list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
         )
         return ObservedProgram(program, params, found, exact, rows)
 
     def value(self, node: fx.Node) -> Measured | None:
-        """Return a node's recorded value over all steps. Rows of tokens are in the order of the requests. On a mesh,
-        the values of all ranks are combined into one. None if the value was not recorded or cannot be combined."""
+        """Return a node's recorded value, joined over the steps; None if it was not recorded.
+
+        Rows of tokens are in the order of the requests. On a mesh, the values of all ranks are combined into one. If
+        they cannot be combined, return None.
+        """
         found, exact = (self._assembled(node, side) for side in (self.found, self.exact))
         return None if found is None or exact is None else Measured(found, exact)
 
@@ -92,13 +103,14 @@ def locate(
     differs: Differs,
     known: Mapping[str, torch.Tensor],
 ) -> Site | None:
-    """Find where the program after a pass first computes another value than the program before it. None if all values
-    that can be compared are equal.
+    """Find where the program after a pass first computes another value than the program before it. Return None if all
+    compared values are equal.
 
-    Values of the two programs are compared if they correspond: nodes with the same name, arguments of such nodes, and
-    outputs with the same name. `run` interprets a program and records the nodes with the given names. `differs`
-    compares two values. `known` has expected values that `before` does not compute: outputs by their name, and results
-    of ops that occur once by the op's name.
+    Two values are compared if they must be equal: values of nodes with the same name, arguments of such nodes, and
+    outputs with the same name.
+
+    `run` interprets a program and records the nodes with the given names. `differs` compares two values. `known` has
+    expected values that `before` does not compute. Keys are names of outputs, and names of ops that occur once.
     """
     made = _made(before, after)
     gone = _made(after, before)
@@ -114,8 +126,11 @@ def locate(
 
 
 def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
-    """Return whether a pair of corresponding values is next to a node that the pass made. A fault shows there first, so
-    these pairs are compared first. `made` are the nodes that the pass made."""
+    """Return whether a pair of nodes is next to a node that the pass made.
+
+    The two nodes of a pair must have equal values. A fault shows first next to the made nodes, so these pairs are
+    compared first. `made` are the nodes that the pass made.
+    """
     old, new, user = pair
     if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
         return True
@@ -135,9 +150,11 @@ Pair = tuple[fx.Node, fx.Node, fx.Node | None]
 
 
 def _pairs(before: Program, after: Program) -> list[Pair]:
-    """Return the pairs of nodes, one of `before` and one of `after`, that must have equal values: nodes with the same
-    name, arguments of such nodes, and outputs. The third item is the node of `after` that reads the argument, None for
-    the other kinds."""
+    """Return the pairs of nodes that must have equal values, each as (node of `before`, node of `after`, reader).
+
+    Pairs are nodes with the same name, arguments of such nodes, and outputs with the same name. For arguments, the
+    reader is the node of `after` that reads them. Otherwise it is None.
+    """
     old, new = _nodes(before), _nodes(after)
     pairs: list[Pair] = []
     for name, node in new.items():
@@ -172,8 +189,10 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def _comparable(node: fx.Node, program: Program) -> bool:
-    """Return whether a node's value can be compared between programs. States cannot, nor can tensors with a row per
-    sequence, whose rows differ from step to step."""
+    """Return whether a node's value can be compared between programs.
+
+    States cannot. Tensors with a row per sequence cannot either, since their rows change from step to step.
+    """
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("R",), ("S",)):
         return False
@@ -182,8 +201,10 @@ def _comparable(node: fx.Node, program: Program) -> bool:
 
 
 def _known(after: Program, made: set[fx.Node], known: Mapping[str, torch.Tensor]) -> list[tuple[str, fx.Node]]:
-    """Return the nodes of `after` whose expected values `known` has, each with its key in `known`. They are outputs,
-    and calls among `made`, the nodes that the pass made."""
+    """Return the nodes of `after` with an expected value in `known`, as pairs of the key in `known` and the node.
+
+    They are outputs, and calls that the pass made. `made` are the nodes that the pass made.
+    """
     found = [(name, node) for name, node in after.output_nodes().items() if name in known]
     for name in known:
         calls = [node for node in made if node.op == "call_function" and target_name(node.target) == name]
@@ -259,11 +280,12 @@ class _Search:
         )
 
     def _cause(self, node: fx.Node, wanted: Measured | None = None) -> fx.Node:
-        """Return the faulty node that made the value of `node` wrong. Go from the node to its operands, through values
-        that could not be checked, to the first call with right inputs.
+        """Return the faulty node that made the value of `node` wrong.
 
-        `wanted` is the value that `node` should have, None if unknown. An operand that has this value already, as
-        before a cast, counts as right.
+        The search follows operands with values that could not be checked. It ends at the first call with right inputs.
+
+        `wanted` is the value that `node` should have, None if unknown. An operand that already has this value counts as
+        right. An example is the operand of a cast.
         """
         if wanted is None and node in self.expected:
             wanted = self.old.value(self.expected[node])
@@ -284,8 +306,11 @@ class _Search:
         return self._cause(source, wanted)
 
     def _unknown(self, node: fx.Node, wanted: Measured | None) -> list[fx.Node]:
-        """Return the operands of `node` that may be wrong: the pass made them, and no comparison has found them right.
-        `wanted` is the value that `node` should have, None if unknown; operands with this value are right."""
+        """Return the operands of `node` that may be wrong. These were made by the pass, and no comparison found them
+        right.
+
+        `wanted` is the value that `node` should have, None if unknown. Operands with this value are right.
+        """
         sources = [one for one in node.all_input_nodes if one in self.made and one not in self.good]
         return [one for one in sources if not self._is(one, wanted)]
 
@@ -296,8 +321,10 @@ class _Search:
         return self.differs(wanted, value) is None
 
     def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether `node` takes the wrong item of a tuple. This is so if another item of the tuple, made by the
-        call `source`, has the value that `node` should have."""
+        """Return whether `node` takes the wrong item of a tuple. The call `source` returns the tuple.
+
+        This is so if another item of the tuple has the value that `node` should have.
+        """
         wanted = self.old.value(self.expected[node]) if node in self.expected else None
         others = [user for user in source.users if user.target is operator.getitem and user is not node]
         values = [self.new.value(other) for other in others]
@@ -307,7 +334,8 @@ class _Search:
         )
 
     def _inside(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the tensor `source` contains the value that its slice `node` should have, at any offset."""
+        """Return whether the slice `node` takes the wrong part of a tensor: the right value is elsewhere in
+        `source`."""
         return self._offset(node, source) is not None
 
     def _offset(self, node: fx.Node, source: fx.Node) -> int | None:
@@ -324,9 +352,12 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """Return the faulty node, given that the slice `node` of `source` should have read another part of it. Usually
-        that is the slice. If all slices of `source` are adjacent and in order, the merged param that `source` reads may
-        have its parts in the wrong order; then it is that param."""
+        """Return the faulty node if the slice `node` takes the wrong part of `source`. It is the slice or a merged
+        param.
+
+        Usually it is the slice. But all slices of `source` may be adjacent and in order. Then the merged param that
+        `source` reads may have its parts in the wrong order.
+        """
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
@@ -338,7 +369,7 @@ class _Search:
         return params[0] if params and len(swapped) > 1 and self._param_differs(params[0]) else node
 
     def _param_differs(self, param: fx.Node) -> bool:
-        """Return whether a param that the pass merged from others lacks some of their rows, or has them in another
+        """Return whether a param that the pass merged lacks rows of the original params, or has these params in another
         order."""
         # Use rank 0: on a mesh, each rank holds its part of every param.
         whole, kept = self.new.params[0][str(param.target)], _nodes(self.after).keys()
@@ -353,9 +384,11 @@ class _Search:
         return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
 
     def _inner(self, call: fx.Node) -> fx.Node | None:
-        """Find the faulty call inside a region. Calls in its body have the names that they had before the region was
-        formed; the first with another value than then is at fault. None if there is none, or if the region's arguments
-        are wrong."""
+        """Find the faulty call inside a region, a group of calls that one backend compiles together.
+
+        Calls in the region's body have the names of the calls before the pass. The first call with another value than
+        before is faulty. Return None if there is none, or if the region's arguments are wrong.
+        """
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
             return None  # the body has the names of its first call's nodes
@@ -387,9 +420,11 @@ class _Search:
         return None
 
     def _matches_no_reader(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
-        """Return whether the input `source` of a region's body has a wrong value, `value`. Compare it with what the
-        calls that read it had read before the pass; `old` has these calls by name. The input is wrong if no call had
-        read this value."""
+        """Return whether the input `source` of a region's body has a wrong value.
+
+        `value` is its value now. The input is wrong if no call that reads it had read this value before the pass. `old`
+        maps names to the calls before the pass.
+        """
         fits = []
         for user in source.users:
             was = _arguments(old[user.name]) if user.name in old else []
@@ -403,8 +438,7 @@ class _Search:
 
 
 def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:
-    """Return the row of the tensor `whole` at which a copy of `part` begins; None if `whole` does not contain
-    `part`."""
+    """Return the row of the tensor `whole` where a copy of `part` begins; None if `whole` does not contain `part`."""
     if part.shape[1:] != whole.shape[1:]:
         return None
     begins = range(whole.shape[0] - part.shape[0] + 1)

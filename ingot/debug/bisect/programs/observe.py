@@ -17,9 +17,11 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """The results of one step of a program. `outputs` are its outputs by name. `values` maps the name of each watched
-    node to its values, one for each rank. On a mesh of devices, state outputs have the ranks stacked along a new first
-    axis."""
+    """The results of one step of a program.
+
+    `outputs` maps names to outputs. On a mesh of devices, a state among them is a stack [ranks, …]. `values` maps the
+    name of each watched node to its values, one for each rank.
+    """
 
     step: Step
     outputs: dict[str, torch.Tensor]
@@ -35,11 +37,11 @@ def observe(
     exact: bool,
     watch: Collection[str] = (),
 ) -> Iterator[Observed]:
-    """Interpret a program over `steps` in order, with states that are fresh before the first step. Yield the results of
-    each step. `params` has the params by name for each rank, and `pages` is the number of cache pages.
+    """Interpret a program over `steps` in order. Yield the results of each step.
 
-    With `exact`, compute in float64. `watch` names the nodes whose values are recorded; nodes inside regions cannot be
-    watched.
+    `params` has a mapping of the params for each rank. `pages` is the number of cache pages. States are fresh before
+    the first step. With `exact`, compute in float64. `watch` has the names of nodes whose values are recorded. Nodes
+    inside regions cannot be watched.
     """
     states = [fresh_states(program, pages) for _ in params]
     for step in steps:
@@ -71,8 +73,11 @@ def observe(
 
 
 def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[torch.Tensor]:
-    """Return the recorded value of a node for each rank, joined over the steps. A value with a row per token has its
-    rows in the order of the requests. Of any other value, only the last step's is returned."""
+    """Return the recorded value of a node for each rank, joined over the steps.
+
+    A value with a row per token has its rows in the order of the requests. Of any other value, only the last step's
+    value is returned.
+    """
     node = next(node for node in program.graph.nodes if node.name == name)
     steps = [one for one in observed if name in one.values]
     if not is_by_token(node):
@@ -86,7 +91,9 @@ def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[
 
 
 def is_by_token(node: fx.Node) -> bool:
-    """Return whether a node's value has a row per token. A row per row of logits counts as well, since in the steps of
-    a bisection every token has logits."""
+    """Return whether a node's value has a row for each token.
+
+    A value with a row for each row of logits counts too. In a bisection, every token has a row of logits.
+    """
     value_type = node.meta["type"]
     return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))

@@ -18,9 +18,11 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Digest:
-    """A summary of a tensor to recognize it in another implementation: the count, sum, absolute sum and sum of squares
-    of its elements. It does not depend on the tensor's shape or order of dims. `module` names the module that computed
-    it."""
+    """A summary of a tensor, to find an equal tensor in another implementation.
+
+    It is the count, sum, absolute sum and sum of squares of the elements. It does not depend on the shape or on the
+    order of the elements. `module` names the module that computed the tensor.
+    """
 
     count: int
     total: float
@@ -34,9 +36,11 @@ class Digest:
         return Digest(wide.numel(), float(wide.sum()), float(wide.abs().sum()), float(wide.square().sum()), module)
 
     def is_near(self, other: "Digest") -> bool:
-        """Return whether two digests are equal up to rounding in float32. The tolerance is 100 times float32's unit
-        roundoff of 6e-8, and more for sums. Transformers computes norms and softmax in float32, whatever the model's
-        dtype."""
+        """Return whether two digests are equal up to rounding in float32.
+
+        The relative tolerance is 1e-5, since float32 has a unit roundoff of 6e-8. Transformers computes norms and
+        softmax in float32, whatever the model's dtype.
+        """
         near = 1e-5
         return (
             self.count == other.count
@@ -50,10 +54,11 @@ class Digest:
 class Oracle:
     """An independent implementation of a model, to compare the traced program with.
 
-    `logits` runs requests and returns logits [n, vocab] for each request of n tokens. `watched` runs one request and
-    returns digests of all intermediate tensors; it is None if the oracle cannot do this. Both functions take the
-    checkpoint's folder, the request or requests, and the compiled context length, on which some rotary embeddings
-    depend.
+    `logits` runs requests, and returns logits [n, vocab] for each request of n tokens. `watched` runs one request, and
+    returns digests of all intermediate tensors. It is None if the oracle cannot show them.
+
+    Both functions take the checkpoint's folder, the request or requests, and the compiled context length. Some rotary
+    embeddings depend on this length.
     """
 
     name: str
@@ -62,8 +67,10 @@ class Oracle:
 
 
 def open_oracle(oracle: str | Path) -> Oracle:
-    """Return the oracle "transformers", or the one that a Python file defines. Raises OptionError if the file is not
-    valid, or if transformers is not installed."""
+    """Return the oracle "transformers", or the oracle that a Python file defines.
+
+    Raises OptionError if the file is not valid, or if transformers is not installed.
+    """
     if str(oracle) == TRANSFORMERS:
         if importlib.util.find_spec("transformers") is None:
             raise OptionError(
@@ -102,9 +109,12 @@ def _model(folder: Path, context: int) -> Any:
 
 
 def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
-    """Make a rotary embedding module of transformers compute as for a context of `context` tokens. In transformers,
-    longrope and dynamic scaling depend on the last position of a call. In a compiled model, as in vLLM, they depend on
-    the whole context length. So the last position of the context is appended to the positions of each call."""
+    """Make a rotary embedding module of transformers compute as for a context of `context` tokens.
+
+    In transformers, longrope and dynamic scaling depend on the last position of a call. In a compiled model, as in
+    vLLM, they depend on the whole context length. So each call also gets the last position of the context. The row of
+    this position is removed from the result.
+    """
 
     def extended(positions: Any) -> Any:
         return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
@@ -152,8 +162,11 @@ def _transformers_watched(folder: Path, request: Sequence[int], context: int) ->
 
 @dataclass
 class _Recorder(TorchDispatchMode):
-    """A torch dispatch mode that records a digest of the result of every op, with the name of the module that is
-    running."""
+    """A torch dispatch mode that records a digest of every op's result.
+
+    Each digest has the name of the module that was running. Only floating-point results with two or more dims are
+    recorded.
+    """
 
     stack: list[str]
     seen: list[Digest] = field(default_factory=list)

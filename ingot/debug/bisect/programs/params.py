@@ -12,8 +12,11 @@ from ingot.ir.recipe import Recipe
 
 @dataclass
 class Params:
-    """Computes a program's params (its weights) from the checkpoint, for each rank, by name. `read` returns a
-    checkpoint tensor by name."""
+    """Computes a program's params (its weights) from the checkpoint. The result has a mapping from name to tensor for
+    each rank.
+
+    `read` takes a name and returns that checkpoint tensor.
+    """
 
     read: Callable[[str], torch.Tensor]
     _made: dict[tuple[Recipe, Rank | None], torch.Tensor] = field(default_factory=dict)

@@ -12,24 +12,30 @@ from ingot.ir.program import Program
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:
-    """Check the weights that the pass between `before` and `after` quantized. Return the name of the first weight with
-    a larger error than its storage format explains, and a description; None if there is none."""
+    """Check the weights that a pass quantized. Return the first wrong weight as a pair: its name and a description.
+
+    A weight is wrong if its error is larger than its storage format explains. Return None if there is none. `before`
+    and `after` are the programs before and after the pass.
+    """
     found = weight_breaches(before, after, params(before), params(after))
     return (found[0].param, found[0].breach.text) if found else None
 
 
 def rounded(params: Params, before: Program, after: Program) -> tuple[Program, list[Tensors]]:
-    """Return the program before a quantizing pass with params that are rounded to the numbers which the program after
-    it stores; one mapping of params for each rank. In float64, both programs then compute the same."""
+    """Return the program before a quantizing pass, with params that are rounded like the quantized weights.
+
+    In float64, this program and the program `after` the pass then compute the same. The second result has a mapping of
+    params for each rank.
+    """
     program, values = with_rounded_weights(before, after, params(before), params(after))
     return program, list(values)
 
 
 def broken_quantization(params: Params, before: Program, after: Program, steps: Sequence[Step]) -> str | None:
-    """Check the accuracy of a lossy pass. Return how its program `after` is worse than the storage formats of its
-    weights explain, in words; None if it is not. `steps` is a list of one step with all tokens.
+    """Check the accuracy of a lossy pass. Return what is wrong, in words.
 
-    A pass that quantizes no linear, or that runs on a program with caches, is not checked.
+    Return None if the storage formats of the weights explain all errors of its program `after`. `steps` is a list of
+    one step with all tokens. A pass that quantizes no linear is not checked, nor a pass over a program with caches.
     """
     if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
         return None

@@ -36,8 +36,11 @@ BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of running a reproducer, a folder that shows a pass's fault. `before` and `after` describe what the
-    programs before and after the pass compute. `problem` describes the fault, "" if it does not occur."""
+    """The result of running a reproducer, a folder that reproduces the fault of a pass.
+
+    `before` and `after` describe what the programs before and after the pass compute. `problem` describes the fault. It
+    is "" if the fault does not occur.
+    """
 
     before: str
     after: str
@@ -49,12 +52,12 @@ class Replay:
 
 
 def replay(folder: Path) -> Replay:
-    """Run the pass of a reproducer, as installed now, on the reproducer's program, and compare the programs before and
-    after.
+    """Run the installed pass on the program in a reproducer, and compare the programs before and after the pass.
 
-    If the folder has a file after.ir, the pass had already changed when the reproducer was written. Then the pass does
-    not run, and the program in after.ir is compared instead. Raises ArtifactError if the folder is incomplete or the
-    pass cannot be created.
+    A reproducer is a folder that reproduces the fault of a pass. If it has a file after.ir, the pass had changed before
+    the folder was written. Then the pass does not run, and the program in after.ir is compared instead.
+
+    Raises ArtifactError if the folder is incomplete or the pass cannot be created.
     """
     load_user_ops()
     try:
@@ -75,8 +78,11 @@ def replay(folder: Path) -> Replay:
 
 
 def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
-    """Create the pass that a reproducer names, from the installed code. Raises ArtifactError if that fails; such an
-    error is not the fault to reproduce. `about` has the pass's module, class and options."""
+    """Create the pass that a reproducer names, from the installed code.
+
+    `about` has the module, class and options of the pass. Raises ArtifactError if the pass cannot be created. Such an
+    error is not the fault to reproduce.
+    """
     place, package = f"{about['module']}.{about['class']}", str(about["module"]).partition(".")[0]
     if find_spec(package) is None:
         raise ArtifactError(
@@ -160,8 +166,11 @@ def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], bef
 
 
 def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
-    """Join a program's outputs over all steps, by name. Outputs with a row per token have their rows in the order of
-    the requests. Of any other output, only the last step's value is returned."""
+    """Return a program's outputs by name, joined over all steps.
+
+    Outputs with a row per token have their rows in the order of the requests. Of any other output, only the last step's
+    value is returned.
+    """
     order = torch.cat([one.step.places for one in observed]).argsort()
     joined = {}
     for name, last in observed[-1].outputs.items():
@@ -173,11 +182,13 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
 
 
 def _steps(tensors: Mapping[str, torch.Tensor], kind: str, pool: tuple[int, int]) -> list[Step]:
-    """Read the inputs of steps from a reproducer's tensors. `kind` is "whole" for one step with all tokens, or "steps"
-    for several. `pool` is the number of cache pages and the tokens per page.
+    """Read the inputs of steps from a reproducer's tensors.
 
-    Values of calls that were left out of the program are stored once, for all tokens; each step gets the rows of its
-    tokens.
+    `kind` is "whole" for one step with all tokens, or "steps" for several steps. `pool` is the number of cache pages
+    and the number of tokens in a page.
+
+    The reproducer's program may leave out calls. Their values are stored once, for all tokens. Each step gets the rows
+    of its tokens.
     """
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
     found: list[Step] = []

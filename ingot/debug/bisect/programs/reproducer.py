@@ -52,8 +52,10 @@ here. To test the current pass, compile the model again.
 def write_reproducer(
     case: Case, culprit: Culprit, blame: Blame, expected: Expectation, folder: Path
 ) -> tuple[Path, Path]:
-    """Write a new folder that reproduces the fault of a pass: a script, the program before the pass, and tensors.
-    Return the paths of the script and of the program."""
+    """Write a new folder that reproduces the fault of a pass. Return the paths of its script and of its program.
+
+    The folder holds a script, the program before the pass, and the program's tensors.
+    """
     folder.mkdir(parents=True)
     try:
         for program in _candidates(culprit, blame):
@@ -75,8 +77,11 @@ def _shows(folder: Path) -> bool:
 
 
 def _candidates(culprit: Culprit, blame: Blame) -> Iterator[Program]:
-    """Yield programs on which the pass may show its fault: parts of the program around the faulty rewrite, the smallest
-    first, then the whole program."""
+    """Yield programs on which the pass may show its fault.
+
+    The first ones are parts of the program around the faulty rewrite, the smallest first. The last one is the whole
+    program.
+    """
     before = culprit.link.before
     left = {value_name(node)[1:] for node in blame.after.graph.nodes if node.op != "output"}
     names = {node.name for node in blame.before.calls() if node.name not in left}
@@ -153,8 +158,10 @@ def _write(
 
 
 def _known(expected: Expectation, before: Program, after: Program, *, at_once: bool) -> dict[str, torch.Tensor]:
-    """Return the expected values of the outputs that only the program after the pass has, such as caches, by name with
-    the prefix "known.". With `at_once`, all tokens are in one step."""
+    """Return the expected values of outputs that only the program after the pass has, such as caches.
+
+    Keys are the outputs' names with the prefix "known.". With `at_once`, all tokens are in one step.
+    """
     known = expected.known(after, None, at_once=at_once)
     return {f"known.{name}": value for name, value in known.items() if name not in before.outputs}
 
@@ -168,8 +175,11 @@ def _of_steps(kind: str, steps: list[Step]) -> dict[str, torch.Tensor]:
 
 
 def _values(case: Case, culprit: Culprit, expected: Expectation, program: Program) -> dict[str, torch.Tensor]:
-    """Return values, in float64, for those inputs of an excerpt that replace calls of the whole program, by name with
-    the prefix "value.". `program` is the excerpt."""
+    """Return values, in float64, for those inputs of an excerpt that replace calls of the whole program.
+
+    `program` is the excerpt, a part of the program before the pass. Keys are the inputs' names with the prefix
+    "value.".
+    """
     before = culprit.link.before
     calls = {node.name for node in before.calls()}
     wanted = {name for name in program.input_types() if name in calls}
@@ -182,8 +192,11 @@ def _values(case: Case, culprit: Culprit, expected: Expectation, program: Progra
 
 
 def _sources(case: Case, program: Program) -> dict[str, torch.Tensor]:
-    """Return the checkpoint tensors that a program's params are made from, by name with the prefix "checkpoint.". If
-    they are too large to store, return random tensors of the same shapes."""
+    """Return the checkpoint tensors from which a program's params are made.
+
+    Keys are the tensors' names with the prefix "checkpoint.". If the tensors are too large to store, return random
+    tensors of the same shapes.
+    """
     names = sorted({name for spec in program.params.values() for name in spec.recipe.sources()})
     tensors = {f"checkpoint.{name}": case.read(name) for name in names}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

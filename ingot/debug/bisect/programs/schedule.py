@@ -14,7 +14,7 @@ from ingot.ir.features.paging import PAGING
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
-# Tokens of a sequence in a step: splits pages of any power of two, and prompts, at odd places.
+# Tokens of a sequence in a step. The number is odd, so that steps end inside pages of any power of two.
 CHUNK = 11
 PAGE_SIZE = 16
 # Inputs that only sequences with pages have.
@@ -23,8 +23,8 @@ _OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """The sampling options of a request. Fields are named like the step inputs that carry these options, such as
-    `temperature`; features in `ingot.ir.features` declare these inputs."""
+    """The sampling options of a request. Each field has the name of the step input for this option, such as
+    `temperature`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -40,7 +40,7 @@ class SamplerOptions:
 
     @property
     def counts(self) -> bool:
-        """Return whether the request has penalties, for which the program must count its tokens."""
+        """Return whether the request has penalties. If so, the program must count the tokens of the request."""
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
 
@@ -57,8 +57,11 @@ SAMPLERS = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to serve. The first `prompt` of its `tokens` are the prompt. `row` is its device row, the row of the
-    sequence in per-sequence tensors on the device. `pages` are the numbers of its cache pages, in order."""
+    """A sequence to serve.
+
+    The first `prompt` tokens of `tokens` are the prompt. `row` is the row of the sequence in per-sequence tensors on
+    the device. `pages` are the numbers of its cache pages, in order.
+    """
 
     tokens: tuple[int, ...]
     prompt: int
@@ -69,11 +72,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs of one step, for any program of a compile. `inputs` has every input that a program may have, by name.
+    """The inputs of one step, for any program of a compile.
 
-    `places` are the indices of the step's tokens in the concatenation of all requests. `pool` is the number of cache
-    pages and the tokens per page. Page numbers are those of the caches that keep every token. Caches with a window use
-    other page numbers, which `of` computes.
+    `inputs` maps names to the inputs that a program may have. `places` has the index of each of the step's tokens in
+    the concatenation of all requests. `pool` is the number of cache pages and the number of tokens in a page.
+
+    Pages are numbered as in the caches that keep every token. Caches with a window number their pages differently; `of`
+    converts the numbers.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -81,8 +86,10 @@ class Step:
     pool: tuple[int, int]
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """Return the step's values for the inputs of a program, by name; `inputs` has the program's input types by
-        name. Raises ArtifactError for an input that no feature declares."""
+        """Return the step's values for the inputs of a program, by name.
+
+        `inputs` maps the names of the program's inputs to their types. Raises ArtifactError for an unknown input.
+        """
         return {name: self._value(name) for name in inputs}
 
     def _value(self, name: str) -> torch.Tensor:
@@ -100,14 +107,16 @@ class Step:
 
 
 def is_cached(program: Program) -> bool:
-    """Return whether a program has states, such as KV caches. Such a program can process a sequence in several
-    steps."""
+    """Return whether a program has states, such as KV caches. Then it can process a sequence in several steps."""
     return any(True for _ in program.placeholders("state"))
 
 
 def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tuple[list[Request], int]:
-    """Assign cache pages to the requests, in a random order drawn by `seed`. Return the requests with their pages, and
-    the total number of pages."""
+    """Assign cache pages to the requests in a random order. Return the requests with their pages, and the number of all
+    pages.
+
+    `seed` sets the random order. Some pages stay unused.
+    """
     widths = [-(-len(request.tokens) // page_size) for request in requests]
     order = list(range(sum(widths) + 3))  # a few unused ones
     random.Random(seed).shuffle(order)
@@ -119,16 +128,18 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
 
 
 def whole(requests: Sequence[Request], pool: tuple[int, int]) -> list[Step]:
-    """Return a list with one step, which processes all tokens of all requests. `pool` is the number of cache pages and
-    the tokens per page."""
+    """Return a list of one step with all tokens of all requests.
+
+    `pool` is the number of cache pages and the number of tokens in a page.
+    """
     return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), pool, False)]
 
 
 def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
     """Return steps that serve the requests: prompts in chunks of `chunk` tokens, then generated tokens one by one.
-    `pool` is the number of cache pages and the tokens per page.
 
-    With `by_device`, the program reads a generated token from the device; otherwise the token is a step input.
+    `pool` is the number of cache pages and the number of tokens in a page. With `by_device`, the program reads
+    generated tokens from the device. Otherwise they are step inputs.
     """
     steps, done = [], [0] * len(requests)
     while any(place < len(request.tokens) for place, request in zip(done, requests, strict=True)):
@@ -144,9 +155,11 @@ def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: 
 def _step(
     requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], pool: tuple[int, int], by_device: bool
 ) -> Step:
-    """Return a step that processes `counts[i]` tokens of request i, after the `done[i]` tokens that earlier steps
-    processed. Every token has a row of logits. With `by_device`, generated tokens are read from the device instead of
-    from inputs."""
+    """Return a step with `counts[i]` tokens of request i.
+
+    Earlier steps have processed the first `done[i]` tokens of the request. Every token has a row of logits. With
+    `by_device`, generated tokens are read from the device instead of from inputs.
+    """
     batch = [index for index, count in enumerate(counts) if count]
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
     places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
