@@ -189,8 +189,8 @@ def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dty
 def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
     """Return the dtype of the tensor that a recipe makes. A recipe is a chain of steps from checkpoint tensors.
 
-    `stored` maps checkpoint tensor names to dtypes. For other tensors, and for recipes that read no tensor, the result
-    is `default`.
+    `stored` maps checkpoint tensor names to dtypes. The result is `default` for a recipe that reads no tensor, or
+    only tensors that `stored` does not have.
     """
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)

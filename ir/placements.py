@@ -54,9 +54,9 @@ class Call:
 class Fit:
     """The result of a placement rule on one mesh axis.
 
-    `needs` maps a parameter to the placement that its argument must have. Arguments that it lacks must be whole on
-    every rank. `result` is the placement that the result then has, or a tuple of placements for several results. None
-    means whole on every rank.
+    `needs` maps a parameter to the placement that its argument must have. Arguments of other parameters must be
+    whole on every rank. `result` is the placement that the result then has, or a tuple of placements for several
+    results. A placement None means whole on every rank.
     """
 
     needs: Mapping[str, Spot] = field(default_factory=dict)

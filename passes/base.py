@@ -75,14 +75,14 @@ class PassContext:
     bucket            the bucket class (a range of step sizes) that is compiled now; None: the program is still one for
                       all classes
     buckets           all bucket classes
-    weight_budget     limit on the bytes of all weights, as a multiple of their bytes without second copies in another
-                      layout
+    weight_budget     limit on the bytes of all weights; 1.0 allows each weight once, more allows second layouts
     emit              function that compiles regions (calls compiled together); None: not available
     emit_library      function that builds the kernels of a backend; None: not available
     measure           function that runs compiled regions and returns their peak memory; None: it is estimated with the
                       reference implementations
-    decided           key of a Contest -> times of its backends from an earlier compile
-    time_calls        function that times the backends of all other Contests; None: the lowest estimated cost wins
+    decided           times that an earlier compile measured: key of a Contest (calls that several backends claim) ->
+                      time of each backend
+    time_calls        function that times the backends of the other Contests; None: the lowest estimated cost wins
     expected          pass name -> how many rewrites it must apply at least
     mesh              mesh axis -> number of devices, for axes of several devices
     skipped_fusions   fusions that passes must not make: with these weights, they would change results too much

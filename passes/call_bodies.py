@@ -47,7 +47,7 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
     """Return the bounds of the symbolic dims that `body` uses, by name.
 
-    They are the bounds of steps in the program's bucket class (a range of step sizes). Compiled code may rely on them.
+    Steps of the program's bucket class (a range of step sizes) keep these bounds, so compiled code may rely on them.
     """
     used = body.symbols()
     dims = {name: dim for name, dim in program.dims.items() if name in used}

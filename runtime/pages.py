@@ -16,7 +16,7 @@ class PagePool:
     num_pages      pages are numbered 0..num_pages-1
     page_size      tokens of a page
     reserved       this many first pages are never allocated
-    scratch        numbers of pages after those of the pool. They are for data that only one step reads. `take_scratch`
+    scratch        ids of pages outside the pool. They are for data that only one step reads. `take_scratch`
                    allocates them for the step being built, and `end_scratch` frees them all
     permute_seed   for tests: allocate pages in a random order with this seed, so that page tables are not ascending
     on_release     for tests that overwrite unused pages: called with the pages whose content is no longer needed
@@ -26,8 +26,8 @@ class PagePool:
 
     `keep` registers a page for the prefix cache under a digest of its content, and `find` returns it for that digest. A
     registered page without holders can be found until it is allocated again. The pool first allocates pages that are
-    not registered. Then it allocates the registered page that was freed longest ago. Of pages freed together, the last
-    one goes first, because it can only be found after the pages before it.
+    not registered. Then it allocates the registered page that was freed longest ago. Of pages freed together,
+    it allocates the last one first: the cache can find a page only after the pages before it in the sequence.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class StepInputs(dict[str, torch.Tensor]):
 
     @property
     def fed(self) -> Fed:
-        """The description of the step from which `fill` wrote the inputs."""
+        """The step that `fill` was called with."""
         assert self._fed is not None, "nothing was filled in"
         return self._fed
 

@@ -203,8 +203,8 @@ class NumericsCheck:
     def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
         """Return the first tensor in which the two programs differ, or None if there is none.
 
-        The programs are compared in one step of all tokens. If that finds nothing, they are compared in the smaller
-        steps that were measured. `differs` decides whether two tensors differ.
+        The programs are compared in one step of all tokens. If that finds nothing, they are compared in the
+        smaller steps whose error this check has measured. `differs` decides whether two tensors differ.
         """
         chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
         for chunk in chunks:

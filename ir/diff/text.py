@@ -117,7 +117,7 @@ def _times(same: list[_Line], layers: tuple[int, ...]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text with ranges, such as "0–3, 5"."""
+    """Return numbers as text with ranges, such as "0–3, 5". The numbers must be sorted."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -63,7 +63,7 @@ def _count_all(
 ) -> None:
     """Allocate the most memory that a call of `count_tokens` can need. The memory planner measures it.
 
-    The worst case is that each token is counted in all ways: in a prompt, as generated, and at position 0.
+    The worst case: each token is counted as a prompt token and as a generated one, and resets its counts at position 0.
     """
     ends = prompt_ends[token_seqs.clamp(min=0).long()]
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()

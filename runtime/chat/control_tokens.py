@@ -43,7 +43,7 @@ class ControlTokens:
         text      the rendered chat
         content   the spans [begin, end) of `text` that come from messages. Text in them never becomes a control token
 
-        Raises RequestError if the tokenizer can encode such text only as the control token.
+        Raises RequestError if a message spells a control token that the tokenizer cannot encode in another way.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids

@@ -107,7 +107,9 @@ def test_a_request_with_a_fault_ends_alone(monkeypatch: pytest.MonkeyPatch, chat
     monkeypatch.setattr(real, "add_requests", add_requests)
     poisoned, other = Add(2, [3], {}, True, 0, None), Add(3, [4], {"max_tokens": 2}, False, 0, None)
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(process, "LLM", lambda *_, **__: SimpleNamespace(llm_engine=real, timings={}, idle=lambda: False))
+    monkeypatch.setattr(
+        process, "LLM", lambda *_, **__: SimpleNamespace(llm_engine=real, timings={}, idle=lambda: False)
+    )
     ours.sendall(b"".join(map(frame, (Start("a", {}), ADD, poisoned, other, Abort(1)))))
     thread = threading.Thread(target=process.serve_connection, args=(theirs,))
     thread.start()

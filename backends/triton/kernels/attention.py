@@ -276,14 +276,14 @@ def attended(
     """Add cached keys and values of one sequence to the online-softmax state of M query rows. Return the new state.
 
     The state is `total` [M, FORM.block_value] (weighted sum of values), `weight_sum` [M] and `peak` [M] (largest
-    score). `query` [M, FORM.block] are the rows, `query_tail` their further columns (`tail_of`), and `query_places` [M]
-    their positions. `pages` points to the page ids of the sequence.
+    score). `query` [M, FORM.block] are the rows, `query_tail` their columns from FORM.block on (`tail_of`), and
+    `query_places` [M] their positions. `pages` points to the page ids of the sequence.
 
     An iteration reads BLOCK_N positions. Iterations start at `begin`, `begin + step` and so on, before `end`.
 
-    MASK names the attention mask. AHEAD must be true if a key may come after the last one that a row sees. `ancestors`
-    [M] are bit sets of draft-tree ancestors (`seen_in_tree`), or None. Their bit 0 is position `cached`. `slopes` [M]
-    are ALiBi slopes (`slopes_of`), or None.
+    MASK names the attention mask. AHEAD must be true if some of these positions may be after a row's own. `ancestors`
+    [M] are bit sets of draft-tree ancestors (`seen_in_tree`), or None; bit 0 is position `cached`. `slopes` [M] are
+    ALiBi slopes (`slopes_of`), or None.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)

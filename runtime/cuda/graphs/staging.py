@@ -41,7 +41,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class PaddedInputs:
-    """The inputs of a step on the host, padded to `sizes`. Until `fill`, all of them are padding.
+    """The inputs of a step on the host, padded to the numbers of tokens and sequences in `sizes`.
+
+    Until `fill`, all of them are padding.
 
     layout   where each input is in the memory
     memory   the i32 tensor that holds them, of `layout.words(sizes)` elements; None: allocate it

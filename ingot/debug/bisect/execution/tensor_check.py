@@ -155,7 +155,8 @@ def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, 
 def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
     """Return a mask of the elements of `found` that are within one rounding of the reference `plain`.
 
-    Such an element is accepted although the update should keep it: it may be written again with nearly its old value.
+    `check_state` uses it for elements that a write to a state should leave unchanged. It accepts a rewritten element
+    with nearly the old value.
     """
     if not found.is_floating_point():
         return torch.zeros_like(found, dtype=torch.bool)
