@@ -19,11 +19,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 # torch comes first, in a call of its own: where a smaller build of it is offered (CPU only), this call takes it, and the
-# second one finds the range satisfied and leaves it alone.
+# second one finds the range satisfied and leaves it alone. --no-compile: of the modules that are installed few are
+# imported, and those are compiled when they are; all of them would take half a minute.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.15"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile "torch>=2.11,<2.15"
+	$(BIN)/python -m pip install --quiet --no-compile -e ".[dev]"
 	touch $@
 
 demo: $(STAMP)

@@ -16,6 +16,10 @@ from chromium import chromium_path
 # before torch is imported and inherited by subprocesses.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# g++ spends most of a region's compile on C++ that calls its kernels. Optimizing that changes no result, and here it
+# runs a few times.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+
 
 @cache
 def _has_cuda() -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn_in_one_of
 from risky_weights import GATE, RISKY
 from staged import BUCKET, LIMITS, pass_context, staged
 
@@ -88,9 +89,7 @@ def test_the_fallback_makes_the_tokens_of_the_definition(planted: str, tmp_path:
     tokens_are_right(planted, tmp_path, "reference")
 
 
-@pytest.mark.parametrize(
-    "planted", ["columns of the gate", *(pytest.param(one, marks=pytest.mark.slow) for one in RISKY)]
-)
+@pytest.mark.parametrize("planted", drawn_in_one_of(4, RISKY))
 def test_the_fallback_of_compiled_regions_makes_the_tokens_of_the_definition(planted: str, tmp_path: Path) -> None:
     tokens_are_right(planted, tmp_path, "inductor")
 

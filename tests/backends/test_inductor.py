@@ -378,29 +378,22 @@ def test_two_processes_build_one_key_once(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = _RACER.format(file=__file__, log=str(log))
     path = os.pathsep.join(sys.path)
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for _ in range(2)
-    ]
-    try:
-        for racer in racers:
-            assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
-        for racer in racers:  # both are loaded, so both are there when the first one builds
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as racer:
+        assert racer.stdin is not None and racer.stdout is not None
+        try:
+            assert racer.stdout.readline() == "ready\n"
+            racer.stdin.write("go\n")  # it is loaded, as this process is: both are there when the first one builds
             racer.stdin.flush()
-        for racer in racers:
-            assert racer.stdout is not None and racer.stdout.readline() == "built\n" and racer.wait(30) == 0
-    finally:
-        for racer in racers:
+            build_executable(_Counting(log, seconds=1.0), SMALL, "k", TARGET)
+            assert racer.stdout.readline() == "built\n" and racer.wait(30) == 0
+        finally:
             racer.kill()
-            racer.wait()
     assert len(log.read_text().splitlines()) == 1, "the second one waited and found it"
     record = json.loads((executable_folder("k") / "executable.json").read_text())
     assert record["executable"]["id"] == "k"

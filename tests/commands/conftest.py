@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,13 @@ def ingot(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INGOT_CACHE", str(folder / "cache"))
-        checkpoint = write_checkpoint(folder / "tiny model")
-        bare = write_checkpoint(folder / "bare", tokenizer=False)
-        artifact, wordless = folder / "tiny model.ingot", folder / "wordless.ingot"
-        compile_model = Path(sys.executable).with_name("compile-model")
-        compiled = in_process(compile_model, checkpoint, "-o", artifact, "--backend", "reference", *LIMITS)
-        assert compiled.code == 0, compiled.err
-        assert (
-            cli.run(cli.COMPILE_MODEL, [str(bare), "-o", str(wordless), "--backend", "reference", *LIMITS]) == cli.DONE
-        )
-        yield World(checkpoint, artifact, compiled, wordless)
+    checkpoint = write_checkpoint(folder / "tiny model")
+    bare = write_checkpoint(folder / "bare", tokenizer=False)
+    artifact, wordless = folder / "tiny model.ingot", folder / "wordless.ingot"
+    compile_model = Path(sys.executable).with_name("compile-model")
+    compiled = in_process(compile_model, checkpoint, "-o", artifact, "--backend", "reference", *LIMITS)
+    assert compiled.code == 0, compiled.err
+    assert cli.run(cli.COMPILE_MODEL, [str(bare), "-o", str(wordless), "--backend", "reference", *LIMITS]) == cli.DONE
+    return World(checkpoint, artifact, compiled, wordless)

@@ -14,6 +14,8 @@ import pytest
 from command_world import LIMITS, write_checkpoint
 from hub_server import Client, Hub
 
+from ingot.compile.request import Request
+
 pytestmark = pytest.mark.xdist_group("cli")
 
 SERVE = """
@@ -32,9 +34,9 @@ INGOT = (sys.executable, "-m", "ingot")
 OPTIONS = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "max_tokens": 64}
 
 
-def served(client: Client, *models: str, options: dict[str, object] = OPTIONS) -> tuple[list[dict[str, object]], str]:
-    """What LLM(model, **options) answers for each of `models`, in one process, and its stderr."""
-    done = client.run(sys.executable, "-c", SERVE, json.dumps(options), *models)
+def served(client: Client, *models: str) -> tuple[list[dict[str, object]], str]:
+    """What LLM(model, **OPTIONS) answers for each of `models`, in one process, and its stderr."""
+    done = client.run(sys.executable, "-c", SERVE, json.dumps(OPTIONS), *models)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -56,36 +58,31 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
     assert sum("download" in line for line in lines) == 1  # quiet: it is no terminal
     assert "ingot: passes and executables" in lines
 
-    # At a port that nothing listens on; and the same files in a folder are the same request.
-    again, said = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny", str(tiny))
-    assert again == [first, first]
+    # At a port that nothing listens on.
+    again, said = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny")
+    assert again == [first]
     assert "from the hub's cache: the hub cannot be queried" in said
     assert "passes and executables" not in said
 
+    # The same files in a folder are the same request, whose artifact would be taken.
+    artifact = Path(str(first["path"]))
+    request = Request.read(tiny, **OPTIONS)  # type: ignore[arg-type]
+    assert artifact.stem == request.key(request.trace())
+
     commit = hub.repositories["org/tiny"].revisions["main"]
-    timings = json.loads((Path(str(first["path"])) / "timings.json").read_text())
+    timings = json.loads((artifact / "timings.json").read_text())
     assert timings["hub"] == f"org/tiny@{commit}"
     assert timings["checkpoint"].endswith(f"/snapshots/{commit}")
 
 
-def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> None:
-    cases = {
-        "org/none": ("no folder 'org/none'", "no repository 'org/none' on the hub"),
-        "org/tiny/": ("no folder 'org/tiny/'", "without the slash"),
-        "none": ("none is not there", "a repository on the hub, as in org/name"),
-    }
-    answers, _ = served(client, *cases, options={})
-    for words, found in zip(cases.values(), answers, strict=True):
-        assert all(word in str(found.get("error")) for word in words), found
-
-
-READ = """
+REFUSED = """
 import json, sys
+from ingot import LLM
 from ingot.ir.errors import IngotError
 from ingot.compile.request import Request
 for model, options in json.loads(sys.argv[1]):
     try:
-        Request.read(model, **options)
+        LLM(model) if options is None else Request.read(model, **options)
     except IngotError as error:
         print(json.dumps(str(error)))
 """
@@ -99,28 +96,32 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
     ):
         changed = json.dumps({**config, **changes}).encode()
         hub.add(name, {"config.json": changed, "model.safetensors": b"w" * 1000})
-    cases: dict[str, tuple[str, dict[str, object]]] = {
-        "'LlamaForCausalLLM' is not supported": ("org/odd", {}),
-        "quantized by 'fp8'": ("org/fp8", {}),
-        "max_seq_len is 1048576": ("org/tiny", {"max_seq_len": 1 << 20}),
-        "the checkpoint 'draft' is not needed": ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
-        "has no revision 'v9'": ("org/tiny", {"revision": "v9"}),
-        "a folder has none": (str(tiny), {"revision": "main"}),
-        "unknown dtype": ("org/none", {"dtype": "float8"}),
+    cases: dict[tuple[str, ...], tuple[str, dict[str, object] | None]] = {
+        ("no folder 'org/none'", "no repository 'org/none' on the hub"): ("org/none", None),
+        ("no folder 'org/tiny/'", "without the slash"): ("org/tiny/", None),
+        ("none is not there", "a repository on the hub, as in org/name"): ("none", None),
+        ("'LlamaForCausalLLM' is not supported",): ("org/odd", {}),
+        ("quantized by 'fp8'",): ("org/fp8", {}),
+        ("max_seq_len is 1048576",): ("org/tiny", {"max_seq_len": 1 << 20}),
+        ("the checkpoint 'draft' is not needed",): ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
+        ("has no revision 'v9'",): ("org/tiny", {"revision": "v9"}),
+        ("a folder has none",): (str(tiny), {"revision": "main"}),
+        ("unknown dtype",): ("org/absent", {"dtype": "float8"}),
     }
-    done = client.run(sys.executable, "-c", READ, json.dumps(list(cases.values())))
+    done = client.run(sys.executable, "-c", REFUSED, json.dumps(list(cases.values())))
     for words, message in zip(cases, done.stdout.splitlines(), strict=True):
-        assert words in message, done.stderr
-    assert set(hub.fetched()) == {"config.json"} and "LIST org/none" not in hub.asked
+        assert all(word in message for word in words), done.stderr
+    assert set(hub.fetched()) == {"config.json"} and "LIST org/absent" not in hub.asked
 
 
 AGAIN = """
-import sys
+import json, sys
 import ingot, ingot.cli.main as cli
 from ingot.compile.request import Request
 request = Request.of_artifact(ingot.open_artifact("a.ingot"))
 print(request.origin, request.key(request.trace()), flush=True)
-sys.exit(cli.run(cli.INGOT, sys.argv[1:]))
+for command in json.loads(sys.argv[1]):
+    print(cli.run(cli.INGOT, command), flush=True)
 """
 
 
@@ -139,13 +140,12 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
     # The cache of the hub is gone, and the branch with it: the commit is found again.
     shutil.rmtree(client.cache)
     del hub.repositories["org/tiny"].revisions["v1"]
-    again = client.run(sys.executable, "-c", AGAIN, "why-miss", "a.ingot", "org/tiny", *limits)
+    commands = [["why-miss", "a.ingot", "org/tiny", *limits], ["compile", "org/none", "-o", "b.ingot", *limits]]
+    again = client.run(sys.executable, "-c", AGAIN, json.dumps(commands))
     assert again.returncode == 0, again.stderr
     key = json.loads((client.folder / "a.ingot" / "manifest.json").read_text())["request_key"]
-    assert again.stdout.splitlines() == [f"org/tiny@{commit} {key}", f"same request_key {key}"]
-
-    refused = client.run(*INGOT, "compile", "org/none", "-o", "b.ingot", *limits)
-    assert refused.returncode == 2 and "error: there is no folder 'org/none'" in refused.stderr
+    assert again.stdout.splitlines() == [f"org/tiny@{commit} {key}", f"same request_key {key}", "0", "2"]
+    assert "error: there is no folder 'org/none'" in again.stderr
     assert not (client.folder / "b.ingot").exists()
 
 

@@ -1,9 +1,10 @@
 """Ingot against transformers in float32: the same log-probabilities and the same greedy tokens.
 
 Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
-prompts of mixed length are served together. Every run serves those that differ most, and of the others an eighth that
-the commit draws. Through inductor go one checkpoint of full depth and one that the commit draws: another of full depth,
-or the cut of a family to one layer. Of either backend one is also served in a new process. With --run-slow all are.
+prompts of mixed length are served together. The commit draws which a run serves: half of those that differ most, and a
+twelfth of the others. Through inductor go one checkpoint of full depth and, in one run of eight, one that the commit
+draws: another of full depth, or the cut of a family to one layer. Of either backend one is also served in a new
+process. With --run-slow all are.
 """
 
 import random
@@ -25,16 +26,20 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 
 SLOW = pytest.mark.slow
 TOLERANCE = 1e-4  # of a log-probability
-# Through inductor in every run: all biases, grouped heads, several files. In every fourth another one, which takes half
-# a minute.
+# Through inductor in every run: all biases, grouped heads, several files. In one of eight also one of half a minute.
 _DRAW = random.Random(run_seed())
-THROUGH_INDUCTOR = ("llama-biased", *_DRAW.sample(["qwen3-biased", *sorted(CUTS)], int(_DRAW.random() < 0.25)))
+THROUGH_INDUCTOR = ("llama-biased", *_DRAW.sample(["qwen3-biased", *sorted(CUTS)], int(_DRAW.random() < 0.125)))
 # Also served in a process that never compiled; of that nothing depends on the family, and every run has one.
 IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
 QUICK_IN_NEW_PROCESS = {"inductor": "llama-biased", "reference": "qwen3-scaled"}
-# What every run traces, and compiles by the references: a row of commits sees all.
+# What a run traces, and compiles by the references: what it serves in a new process too, and others. A row of commits
+# sees all.
 OTHERS = sorted({*TINY} - {*QUICK})
-DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 8)}
+DRAWN = {
+    *QUICK_IN_NEW_PROCESS.values(),
+    *random.Random(run_seed()).sample(QUICK, len(QUICK) // 2),
+    *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 12),
+}
 # One of each architecture, cuts, and those six.
 INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].config["architectures"][0]: name for name in reversed(TINY)}.values())
 

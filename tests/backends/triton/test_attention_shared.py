@@ -73,7 +73,7 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
 @pytest.mark.parametrize(
     ("mix", "heads", "options"),
     some(
-        2,
+        1,
         [
             ("a pair", Heads(4, 2, 64), {}),
             ("all of it", Heads(4, 1, 64), {"soft_cap": 2.0}),

@@ -195,7 +195,7 @@ def test_refusals() -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("most", [16, 128])
+@pytest.mark.parametrize("most", some(1, [16, 128]))
 def test_parts_of_attention(most: int, dtype: torch.dtype) -> None:
     """Of steps whose programs share a context, and of others; some tokens see nothing."""
     op = OPS["partial_attention"]

@@ -46,7 +46,7 @@ def test_samples(dtype: torch.dtype, tokens: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", TESTED)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
-    some(10, [(rows, n, k) for rows in (1, 2, 13, 17, 64) for n, k in ((37, 101), (130, 2200), (3, 8), (257, 64))]),
+    some(6, [(rows, n, k) for rows in (1, 2, 13, 17, 64) for n, k in ((37, 101), (130, 2200), (3, 8), (257, 64))]),
 )
 def test_odd_shapes(dtype: torch.dtype, rows: int, n: int, k: int) -> None:
     tokens = next(bounds for bounds in BUCKETS if rows <= bounds[1])

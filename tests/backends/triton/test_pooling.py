@@ -17,7 +17,7 @@ DIMS = {"step_attention": ("q", "q_starts"), "pool": ("x", "q_starts")}
 FEW, MANY = (1, 16), (65, 256)
 
 
-@pytest.mark.parametrize(("op", "tokens"), some(2, itertools.product(DIMS, [FEW, MANY])))
+@pytest.mark.parametrize(("op", "tokens"), some(1, itertools.product(DIMS, [FEW, MANY])))
 @pytest.mark.parametrize("dtype", TESTED)
 def test_calls(op: str, dtype: torch.dtype, tokens: tuple[int, int]) -> None:
     for number, call in enumerate(cases(op, dtype)):

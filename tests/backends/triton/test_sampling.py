@@ -125,7 +125,7 @@ _CUTS = [
 @pytest.mark.parametrize(
     ("kind", "cut"),
     some(
-        14,
+        8,
         [
             *[(kind, cut) for kind in ("plain", "rounded") for cut in _CUTS],
             *[(kind, cut) for kind in ("flat", "ordered") for cut in _CUTS if "top_p" in cut],

@@ -8,6 +8,13 @@ import pytest
 from run_seed import run_seed
 
 
+def drawn_in_one_of(runs: int, cases: Iterable[Any]) -> list[Any]:
+    """As `drawn`: one of `cases` in one of so many runs, none in the others. For what takes tens of seconds."""
+    all_cases = list(cases)
+    takes = random.Random(f"{run_seed()} one of {runs} runs, {len(all_cases)}").randrange(runs) == 0
+    return drawn(int(takes), all_cases)
+
+
 def drawn(count: int, cases: Iterable[Any]) -> list[Any]:
     """Parameters for pytest: `cases`, tuples where a test has several names, all but `count` of them marked slow."""
     all_cases = list(cases)

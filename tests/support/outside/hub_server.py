@@ -288,8 +288,11 @@ class Client:
         return json.loads(done.stdout)
 
 
+# The client waits for a second before it tries again, five times.
 _FETCH = """
-import json, sys
+import json, sys, types
+import huggingface_hub.file_download as client
+client.time = types.SimpleNamespace(sleep=lambda seconds: None)
 from ingot.hub.source import find_source
 from ingot.ir.errors import IngotError
 phases = []
