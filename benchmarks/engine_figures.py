@@ -12,8 +12,10 @@ from ingot.bench.metrics import serve_metrics, throughput_metrics
 # For requests that arrive over time: the field of `serve_metrics`, and its description.
 _WAITS = {
     "ttft": ("mean_ttft_ms", "until the first token, on average"),
+    "ttft_p50": ("median_ttft_ms", "until the first token, the median"),
     "ttft_p99": ("p99_ttft_ms", "until the first token, the 99th percentile"),
     "tpot": ("mean_tpot_ms", "a token after the first, on average"),
+    "tpot_p50": ("median_tpot_ms", "a token after the first, the median"),
     "tpot_p99": ("p99_tpot_ms", "a token after the first, the 99th percentile"),
 }
 # Limits of a good request, in milliseconds: MLPerf Inference v5.0, Llama-2-70B, interactive.
@@ -40,21 +42,21 @@ def serve_figures(served: Served) -> dict[str, Figure]:
         )
     if load.requests:
         what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
-        found["throughput"] = _throughput(served.requests, what)
+        found["throughput"] = throughput_figure(served.requests, what)
     if load.spread:
-        found["spread_throughput"] = _throughput(served.spread, f"{load.spread} requests of spread lengths at once")
+        found["spread_throughput"] = throughput_figure(served.spread, f"{load.spread} requests of spread lengths at once")
     for rate, run in zip(load.rate, served.arrivals, strict=False):  # no runs without arrivals
         arriving = f"{load.arrivals} requests like ShareGPT's, {rate:g} of them a second"
-        found |= _waits(f"arrivals_{rate:g}", run, arriving)
+        found |= waits(f"arrivals_{rate:g}", run, arriving)
         found[f"arrivals_{rate:g}_goodput"] = _goodput(run, arriving)
     if load.sharing:
         sharing = f"{load.sharing} requests at once with {load.prefix} tokens in common"
-        found |= _waits("prefix", served.prefix, sharing)
-        found["prefix_throughput"] = _throughput(served.prefix, f"{sharing}: tokens made in a second")
+        found |= waits("prefix", served.prefix, sharing)
+        found["prefix_throughput"] = throughput_figure(served.prefix, f"{sharing}: tokens made in a second")
     return found
 
 
-def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
+def waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
     metrics = serve_metrics(run)
     for name, (field, what) in _WAITS.items():
         yield f"{part}_{name}", Figure(value=metrics[field] / 1e3, unit="s", what=f"{asked}: {what}")
@@ -70,7 +72,7 @@ def _goodput(run: Run, asked: str) -> Figure:
     return Figure(value=value, unit="requests/s", what=f"{asked}: ended within {good}")
 
 
-def _throughput(run: Run, what: str) -> Figure:
+def throughput_figure(run: Run, what: str) -> Figure:
     """Return the throughput of a run: generated tokens per second. `what` describes the workload."""
     return Figure(value=throughput_metrics(run)["output_tokens_per_second"], unit="tokens/s", what=what)
 

@@ -1,8 +1,8 @@
 """Write checkpoints of published shapes with random weights, for benchmarks to compile.
 
-    python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0]
+    python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0] [--tokenizer]
 
-OUT gets config.json and bfloat16 safetensors of at most 5 GB each, without a tokenizer. Its tensors are those of
+OUT gets config.json and bfloat16 safetensors of at most 5 GB each, and with `--tokenizer` one of random words. Its tensors are those of
 transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape are then written as fast as
 the disk allows.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from random_tokenizer import write_tokenizer
 from safetensors.torch import save_file
 
 Config = Mapping[str, Any]
@@ -274,13 +275,17 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--layers", type=int, help="number of layers instead of the shape's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", action="store_true", help="write a tokenizer too")
     options = parser.parse_args()
     if options.out.exists():
         sys.exit(f"{options.out} already exists: choose a folder that does not exist")
     config = config_of(options.shape)
     if options.layers is not None:
         config = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": options.layers}
-    print(write_checkpoint(options.out, config, seed=options.seed))
+    folder = write_checkpoint(options.out, config, seed=options.seed)
+    if options.tokenizer:
+        write_tokenizer(folder, config["vocab_size"])
+    print(folder)
 
 
 if __name__ == "__main__":
