@@ -44,7 +44,9 @@ def serve_figures(served: Served) -> dict[str, Figure]:
         what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
         found["throughput"] = throughput_figure(served.requests, what)
     if load.spread:
-        found["spread_throughput"] = throughput_figure(served.spread, f"{load.spread} requests of spread lengths at once")
+        found["spread_throughput"] = throughput_figure(
+            served.spread, f"{load.spread} requests of spread lengths at once"
+        )
     for rate, run in zip(load.rate, served.arrivals, strict=False):  # no runs without arrivals
         arriving = f"{load.arrivals} requests like ShareGPT's, {rate:g} of them a second"
         found |= waits(f"arrivals_{rate:g}", run, arriving)

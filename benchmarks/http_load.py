@@ -1,4 +1,4 @@
-"""Send a workload to an OpenAI server from several processes, and record it as `ingot.bench.drive` records an engine."""
+"""Send a workload to an OpenAI server from several processes, and record it as `drive` records an engine."""
 
 import json
 import subprocess

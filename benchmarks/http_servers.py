@@ -45,7 +45,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], port: int, *, env: Mapping[str, str], timeout: float, log: Path) -> Iterator[Server]:
+def running(
+    command: Sequence[str], port: int, *, env: Mapping[str, str], timeout: float, log: Path
+) -> Iterator[Server]:
     """Run a server inside the block, after it has answered a first completion. Its output goes to the file `log`.
 
     `env` extends this process's environment. Raises ChildError if the server ends, or does not answer in `timeout`

@@ -2,9 +2,9 @@
 
     python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0] [--tokenizer]
 
-OUT gets config.json and bfloat16 safetensors of at most 5 GB each, and with `--tokenizer` one of random words. Its tensors are those of
-transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape are then written as fast as
-the disk allows.
+OUT gets config.json and bfloat16 safetensors of at most 5 GB each, and with `--tokenizer` a tokenizer of random words.
+Its tensors are those of transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape
+are then written as fast as the disk allows.
 """
 
 import argparse

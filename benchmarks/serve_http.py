@@ -129,7 +129,9 @@ def _added(figures: dict[str, Figure], load: Load) -> "list[tuple[str, Figure]]"
             found.append((f"added_{rate:g}_ttft_{which}", Figure(value=more, unit="s", what=f"HTTP, {which}, adds")))
             name = f"arrivals_{rate:g}_tpot_{which}"
             ratio = figures[name].value / figures[f"direct_{name}"].value
-            found.append((f"ratio_{rate:g}_tpot_{which}", Figure(value=ratio, unit="", what=f"HTTP over direct, {which}")))
+            found.append(
+                (f"ratio_{rate:g}_tpot_{which}", Figure(value=ratio, unit="", what=f"HTTP over direct, {which}"))
+            )
     return found
 
 

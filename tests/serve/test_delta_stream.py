@@ -9,6 +9,7 @@ import pytest
 from ingot.ir.errors import EngineDeadError
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
+from ingot.serve.engine.wakeups import Wakeups
 
 
 def delta(index: int, *tokens: int, reason: str | None = None) -> Delta:
@@ -24,7 +25,7 @@ def delta(index: int, *tokens: int, reason: str | None = None) -> Delta:
 
 def test_deltas_merge_until_they_are_taken() -> None:
     async def run() -> None:
-        stream = DeltaStream(2, lambda: None)
+        stream = DeltaStream(2, lambda: None, Wakeups())
         for one in (delta(0, 1), delta(1, 7), delta(0, 2, 3), delta(0, 4, reason="stop")):
             stream.put(one)
         first, second = await anext(stream)
@@ -41,7 +42,7 @@ def test_deltas_merge_until_they_are_taken() -> None:
 
 def test_a_waiting_caller_wakes() -> None:
     async def run() -> None:
-        stream = DeltaStream(1, lambda: None)
+        stream = DeltaStream(1, lambda: None, Wakeups())
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         stream.put(delta(0, 1))
@@ -52,7 +53,7 @@ def test_a_waiting_caller_wakes() -> None:
 
 def test_an_error_comes_after_what_waits() -> None:
     async def run() -> None:
-        stream = DeltaStream(1, lambda: None)
+        stream = DeltaStream(1, lambda: None, Wakeups())
         stream.put(delta(0, 1))
         stream.fail(EngineDeadError("gone"))
         assert stream.ended and stream.failed
@@ -67,13 +68,13 @@ def test_an_error_comes_after_what_waits() -> None:
 def test_closing_leaves_once() -> None:
     async def run() -> None:
         left: list[int] = []
-        stream = DeltaStream(1, lambda: left.append(1))
+        stream = DeltaStream(1, lambda: left.append(1), Wakeups())
         stream.put(delta(0, 1))
         waiting = [one async for one in _closed_soon(stream)]
         assert waiting == [] and left == [1]
         stream.close()
         assert left == [1]
-        ended = DeltaStream(1, lambda: left.append(2))
+        ended = DeltaStream(1, lambda: left.append(2), Wakeups())
         ended.put(delta(0, 1, reason="stop"))
         ended.close()
         assert left == [1]

@@ -31,6 +31,7 @@ from ingot.serve.engine.messages import (
     Step,
     ToServer,
 )
+from ingot.serve.engine.wakeups import Wakeups
 
 State = Literal["starting", "ready", "dead", "closed"]
 log = logging.getLogger("ingot.serve")
@@ -82,6 +83,7 @@ class EngineClient:
         self._keys = itertools.count(1)
         self._streams: dict[int, tuple[DeltaStream, int]] = {}  # by key: the stream, and the number of sequences
         self._num_sequences = 0
+        self._wakeups = Wakeups()
         self._connection: EngineConnection | None = None
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._error: IngotError | None = None
@@ -132,7 +134,7 @@ class EngineClient:
                 hint="try again later, or send fewer at once",
             )
         key = next(self._keys)
-        stream_of = DeltaStream(num_sequences, lambda: self._abort(key))
+        stream_of = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups)
         if not self._streams:
             self._last_sign = time.monotonic()
         self._streams[key] = stream_of, num_sequences

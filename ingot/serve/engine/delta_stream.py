@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from ingot.serve.engine.messages import Delta
+from ingot.serve.engine.wakeups import Wakeups
 
 
 class DeltaStream:
@@ -14,14 +15,17 @@ class DeltaStream:
 
     num_sequences   the n of the request
     on_leave        called once if the caller closes the stream before all sequences have ended
+    wakeups         the queue of all waiting callers. The first deltas, errors and the caller's own closing pass it by.
     """
 
-    def __init__(self, num_sequences: int, on_leave: Callable[[], None]) -> None:
+    def __init__(self, num_sequences: int, on_leave: Callable[[], None], wakeups: Wakeups) -> None:
         self._waiting: dict[int, Delta] = {}
         self._open = set(range(num_sequences))
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._on_leave = on_leave
+        self._wakeups = wakeups
+        self._begun = False
 
     @property
     def ended(self) -> bool:
@@ -42,7 +46,12 @@ class DeltaStream:
             _merge(before, delta)
         if delta.finish_reason is not None:
             self._open.discard(delta.index)
-        self._wake()
+        if not self._begun:
+            self._begun = True
+            self._wake()
+        elif self._reader is not None:
+            reader, self._reader = self._reader, None
+            self._wakeups.add(reader)
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, which the caller gets after the deltas that wait."""
@@ -68,18 +77,16 @@ class DeltaStream:
                 raise self._error
             if not self._open:
                 raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            reader = self._reader = asyncio.get_running_loop().create_future()
+            await reader
         deltas = list(self._waiting.values())
         self._waiting = {}
         return deltas
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
 def _merge(into: Delta, new: Delta) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ingot.serve.engine.messages import Delta
 from ingot.serve.http.errors import http_error
 from ingot.serve.http.generation import Generation
 
@@ -19,39 +20,50 @@ def event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
+class EventWriter(Protocol):
+    """Writes the events of one answer."""
+
+    def events(self, index: int, deltas: list[Delta]) -> bytes:
+        """Return the events for new deltas of the prompt number `index`."""
+
+    def last_events(self) -> bytes:
+        """Return the events after the last delta."""
+
+
 class EventStream(Response):
-    """Sends the events of `events` as they come. It waits while the client's connection is full; deltas merge then.
+    """Sends the events of new deltas as they come. It waits while the client's connection is full; deltas merge then.
 
     An error after the first event becomes an event of its own, because the status has been sent.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, generation: Generation, writer: EventWriter) -> None:
         self.status_code = 200
         self.background = None
-        self._generation, self._events = generation, events
+        self._generation, self._writer = generation, writer
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with self._generation.closed_if_left(receive):
-                async for one in self._caught():
-                    await send({"type": "http.response.body", "body": one, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last = await self._send_events(send)
+            await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
         finally:
             self._generation.close()
 
-    async def _caught(self) -> AsyncIterator[bytes]:
+    async def _send_events(self, send: Send) -> bytes:
+        """Send the events of all deltas, and return those to send after them: the writer's, or one with an error."""
+        events = self._writer.events
         try:
-            async for one in self._events:
-                yield one
+            async for index, deltas in self._generation:
+                await send({"type": "http.response.body", "body": events(index, deltas), "more_body": True})
+            return self._writer.last_events()
         except asyncio.CancelledError:
             raise
         except Exception as error:
             answer = http_error(error)
             if answer.status == 500:
                 log.exception("a stream failed")
-            yield event(answer.body)
-        yield DONE
+            return event(answer.body)

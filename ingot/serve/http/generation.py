@@ -44,13 +44,13 @@ class Generation:
         self._streams: list[DeltaStream] = []
         self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
         self._first: tuple[int, list[Delta]] | None = None
-        self._deltas = self._merged()
         try:
             for prompt, one in zip(prompts, params, strict=True):
                 self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
         except BaseException:
             self.close()
             raise
+        self._next = self._next_of_one if len(self._streams) == 1 else self._merged().__anext__
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -61,7 +61,7 @@ class Generation:
         """Wait for the first deltas, so that an error before them has a status of its own. If the client leaves, close
         this generation. Raises the errors of the engine."""
         async with self.closed_if_left(receive):
-            self._first = await anext(self._deltas, None)
+            self._first = await anext(self, None)
 
     @contextlib.asynccontextmanager
     async def closed_if_left(self, receive: Receive) -> AsyncIterator[None]:
@@ -78,12 +78,12 @@ class Generation:
         finally:
             watching.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, list[Delta]]]:
-        if self._first is not None:
-            yield self._first
-            self._first = None
-        async for one in self._deltas:
-            yield one
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> tuple[int, list[Delta]]:
+        first, self._first = self._first, None
+        return await self._next() if first is None else first
 
     def close(self) -> None:
         """Abort the requests that have not ended."""
@@ -91,11 +91,10 @@ class Generation:
             stream.close()
             times.end("error" if stream.failed else "abort")
 
+    async def _next_of_one(self) -> tuple[int, list[Delta]]:
+        return self._counted(0, await self._streams[0].__anext__())
+
     async def _merged(self) -> AsyncIterator[tuple[int, list[Delta]]]:
-        if len(self._streams) == 1:
-            async for deltas in self._streams[0]:
-                yield self._counted(0, deltas)
-            return
         waiting = {asyncio.ensure_future(_next(stream)): index for index, stream in enumerate(self._streams)}
         try:
             while waiting:
@@ -154,10 +153,10 @@ class _Times:
             if self._streamed:
                 self._metrics.first_token.observe(now - self._begin)
         elif delta.index == 0 and self._streamed:
-            self._metrics.next_token.observe((now - self._last) / number)
+            self._metrics.tokens.observe((now - self._last) / number)
         self._last = now
         self._tokens += number
-        self._metrics.generation_tokens.inc(number)
+        self._metrics.tokens.count(number)
 
     def end(self, reason: str) -> None:
         """Count the end of the request. Later calls have no effect."""

@@ -1,7 +1,6 @@
 """`/v1/chat/completions`: the assistant's next message in a conversation."""
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
@@ -115,9 +114,9 @@ async def create_chat_completion(request: Request) -> Response:
     try:
         if fields.stream:
             await generation.begin(request.receive)
-            return EventStream(generation, answer.events(generation))
+            return EventStream(generation, answer)
         async with generation.closed_if_left(request.receive):
-            whole = await answer.whole(generation)
+            whole = await answer.whole()
         generation.close()
         return json_response(whole)
     except BaseException:
@@ -130,7 +129,7 @@ class _ChatAnswer:
 
     def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt) -> None:
         self._id, self._model_name, self._created = answer_id, model_name, int(time.time())
-        self._fields, self._prompt = fields, prompt
+        self._fields, self._prompt, self._stream = fields, prompt, stream_options(fields)
         self._top = (fields.top_logprobs or 0) if fields.logprobs else None
         self._begun: set[int] = set()  # indexes of choices that have had their first chunk
 
@@ -140,12 +139,14 @@ class _ChatAnswer:
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
         params = sampling_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
-        return Generation(serving, [self._prompt], [params], stream=bool(fields.stream), priority=fields.priority or 0)
+        streams = bool(fields.stream)
+        self._generation = Generation(serving, [self._prompt], [params], stream=streams, priority=fields.priority or 0)
+        return self._generation
 
-    async def whole(self, generation: Generation) -> ChatCompletion:
+    async def whole(self) -> ChatCompletion:
         """Wait for all sequences, and return the answer."""
         ended: dict[int, Delta] = {}
-        async for _, deltas in generation:
+        async for _, deltas in self._generation:
             for delta in deltas:  # one for each sequence, at its end
                 ended[delta.index] = delta
         choices = [self._choice(delta) for _, delta in sorted(ended.items())]
@@ -157,28 +158,29 @@ class _ChatAnswer:
             self._created,
             self._model_name,
             choices,
-            usage_of(generation),
+            usage_of(self._generation),
             None if scores is None else prompt_logprobs(scores),
             self._prompt.token_ids if wanted else None,
         )
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """Yield the events of a stream: for each choice one with the role, then its parts; at last the usage, if
-        requested."""
-        options = stream_options(self._fields)
-        async for _, deltas in generation:
-            for delta in deltas:
-                if delta.index not in self._begun:
-                    self._begun.add(delta.index)
-                    message = DeltaMessage("assistant", "")
-                    yield self._event([ChatChunkChoice(delta.index, message, None, None)])
-                    if self._fields.echo:
-                        message = DeltaMessage(content=self._last_content())
-                        yield self._event([ChatChunkChoice(delta.index, message, None, None)])
-                usage = usage_of(generation) if options.continuous_usage_stats else None
-                yield self._event([self._chunk(delta)], usage)
-        if options.include_usage:
-            yield self._event([], usage_of(generation))
+    def events(self, _index: int, deltas: list[Delta]) -> bytes:
+        """Return the events for deltas: for each choice first one with the role, then its parts."""
+        events: list[bytes] = []
+        for delta in deltas:
+            if delta.index not in self._begun:
+                self._begun.add(delta.index)
+                message = DeltaMessage("assistant", "")
+                events.append(self._event([ChatChunkChoice(delta.index, message, None, None)]))
+                if self._fields.echo:
+                    message = DeltaMessage(content=self._last_content())
+                    events.append(self._event([ChatChunkChoice(delta.index, message, None, None)]))
+            usage = usage_of(self._generation) if self._stream.continuous_usage_stats else None
+            events.append(self._event([self._chunk(delta)], usage))
+        return b"".join(events)
+
+    def last_events(self) -> bytes:
+        """Return the event with the usage, if it is requested."""
+        return self._event([], usage_of(self._generation)) if self._stream.include_usage else b""
 
     def _event(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
         chunk = ChatCompletion(self._id, "chat.completion.chunk", self._created, self._model_name, choices, usage)

@@ -1,7 +1,6 @@
 """`/v1/completions`: continue texts or token ids."""
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -69,9 +68,9 @@ async def create_completion(request: Request) -> Response:
     try:
         if fields.stream:
             await generation.begin(request.receive)
-            return EventStream(generation, answer.events(generation))
+            return EventStream(generation, answer)
         async with generation.closed_if_left(request.receive):
-            whole = await answer.whole(generation)
+            whole = await answer.whole()
         generation.close()
         return json_response(whole)
     except BaseException:
@@ -89,6 +88,7 @@ class _CompletionAnswer:
         self._created = int(time.time())
         self._prompts = prompts
         self._tokenizer = serving.llm.model.tokenizer
+        self._stream = stream_options(fields)
         self._n = fields.n or 1
         self._echo = bool(fields.echo)
         # Only the prompt is wanted: the engine still generates one token, which is dropped.
@@ -122,29 +122,30 @@ class _CompletionAnswer:
             most = fields.max_tokens if not self._only_prompt else 1
             room = output_room(most, _MAX_TOKENS, len(prompt.token_ids), model.max_seq_len, "max_tokens")
             params.append(sampling_params(fields, model.defaults, max_tokens=room, logprobs=fields.logprobs))
-        return Generation(serving, self._prompts, params, stream=bool(fields.stream), priority=fields.priority or 0)
+        streams = bool(fields.stream)
+        self._generation = Generation(serving, self._prompts, params, stream=streams, priority=fields.priority or 0)
+        return self._generation
 
-    async def whole(self, generation: Generation) -> Completion:
+    async def whole(self) -> Completion:
         """Wait for all sequences, and return the answer."""
         ended: dict[tuple[int, int], Delta] = {}
-        async for index, deltas in generation:
+        async for index, deltas in self._generation:
             for delta in deltas:  # one for each sequence, at its end
                 ended[index, delta.index] = delta
         choices = [self._choice(index, delta) for (index, _), delta in sorted(ended.items(), key=lambda one: one[0])]
-        return self._completion(choices, self._usage(generation))
+        return self._completion(choices, self._usage())
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """Yield an event for each set of deltas, and one with the usage at the end, if requested."""
-        options = stream_options(self._fields)
-        async for index, deltas in generation:
-            for delta in deltas:
-                usage = self._usage(generation) if options.continuous_usage_stats else None
-                yield event(_encode(self._completion([self._choice(index, delta)], usage)))
-        if options.include_usage:
-            yield event(_encode(self._completion([], self._usage(generation))))
+    def events(self, index: int, deltas: list[Delta]) -> bytes:
+        """Return an event for each delta of the prompt number `index`."""
+        usage = self._usage() if self._stream.continuous_usage_stats else None
+        return b"".join(event(_encode(self._completion([self._choice(index, one)], usage))) for one in deltas)
 
-    def _usage(self, generation: Generation) -> Usage:
-        usage = usage_of(generation)
+    def last_events(self) -> bytes:
+        """Return the event with the usage, if it is requested."""
+        return event(_encode(self._completion([], self._usage()))) if self._stream.include_usage else b""
+
+    def _usage(self) -> Usage:
+        usage = usage_of(self._generation)
         if self._only_prompt:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
