@@ -13,6 +13,7 @@ Ingot's. `--limits` are the most milliseconds to the first token and per further
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--site", type=Path, help="folder to import the peer from")
     parser.add_argument("--limits", default="200,10", help="milliseconds: first token, each further token")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that the server may take to start")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds to capture CUDA graphs in, before the load")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "serve_http.log")
     add_load_options(parser)
     add_json_option(parser)
@@ -63,6 +65,7 @@ def main() -> None:
         env = {**VLLM_SETTINGS, **environment(PEERS["vllm"], options.site, Path(tempfile.mkdtemp()))}
     with running(command, port, env=env, timeout=options.timeout, log=options.log) as server:
         figures["start"] = Figure(value=server.seconds, unit="s", what="from the server's start to its first answer")
+        time.sleep(options.settle)
         figures |= _served(port, load, options)
     if options.direct:
         figures |= dict(_added(figures, load))
