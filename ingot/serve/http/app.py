@@ -3,10 +3,12 @@
 import logging
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ingot.ir.errors import IngotError
@@ -21,13 +23,24 @@ from ingot.serve.http.serving import Serving
 log = logging.getLogger("ingot.serve")
 
 
+_ROUTES = (chat, completions, health, models, tokens)
+
+
 def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
     """Return the application that serves a model, and the state of its routes. The caller starts and closes `llm`."""
     # No pages of documentation: they load scripts from elsewhere.
     app = FastAPI(title="Ingot", docs_url=None, redoc_url=None)
     serving = Serving(llm, options, Metrics(llm.engine, options.model_names[0]))
     app.state.serving = serving
-    for routes in (chat, completions, health, models, tokens):
+    for routes in _ROUTES:
+        # FastAPI's routes describe the bodies in /openapi.json. At each request they would look for dependencies, which
+        # none of these has; that takes 0.2 ms. So routes of Starlette come first.
+        app.router.routes += [
+            Route(route.path, route.endpoint, methods=["POST"])
+            for route in routes.router.routes
+            if isinstance(route, APIRoute) and route.methods == {"POST"}
+        ]
+    for routes in _ROUTES:
         app.include_router(routes.router)
     app.add_exception_handler(HttpError, _answer)
     app.add_exception_handler(IngotError, _answer)

@@ -31,8 +31,9 @@ class EventWriter(Protocol):
 
 
 class EventStream(Response):
-    """Sends the events of new deltas as they come. It waits while the client's connection is full; deltas merge then.
+    """Sends the events of a generation that has begun, as its deltas come.
 
+    It waits while the client's connection is full; deltas merge then.
     An error after the first event becomes an event of its own, because the status has been sent.
     """
 
@@ -47,8 +48,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async with self._generation.closed_if_left(receive):
-                last = await self._send_events(send)
+            last = await self._send_events(send)
             await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
         finally:
             self._generation.close()

@@ -44,6 +44,7 @@ class Generation:
         self._streams: list[DeltaStream] = []
         self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
         self._first: tuple[int, list[Delta]] | None = None
+        self._watching: asyncio.Task[None] | None = None
         try:
             for prompt, one in zip(prompts, params, strict=True):
                 self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
@@ -58,25 +59,26 @@ class Generation:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     async def begin(self, receive: Receive) -> None:
-        """Wait for the first deltas, so that an error before them has a status of its own. If the client leaves, close
-        this generation. Raises the errors of the engine."""
-        async with self.closed_if_left(receive):
-            self._first = await anext(self, None)
+        """Wait for the first deltas, so that an error before them has a status of its own. Raises the engine's errors.
+
+        From now on, this generation is closed if the client leaves.
+        """
+        self._watching = asyncio.create_task(self._watch(receive))
+        self._first = await anext(self, None)
 
     @contextlib.asynccontextmanager
     async def closed_if_left(self, receive: Receive) -> AsyncIterator[None]:
         """Close this generation if the client leaves inside the block."""
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self.close()
-
-        watching = asyncio.create_task(watch())
+        watching = asyncio.create_task(self._watch(receive))
         try:
             yield
         finally:
             watching.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.close()
 
     def __aiter__(self) -> "Generation":
         return self
@@ -90,6 +92,8 @@ class Generation:
         for stream, times in zip(self._streams, self._times, strict=False):
             stream.close()
             times.end("error" if stream.failed else "abort")
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _next_of_one(self) -> tuple[int, list[Delta]]:
         return self._counted(0, await self._streams[0].__anext__())
