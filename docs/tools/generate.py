@@ -19,7 +19,10 @@ DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
 # Prose only: how it is built, and a page for each subject.
-BUILT = ("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "looking-in", "using")
+BUILT = (
+    *("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "responses-and-messages"),
+    *("looking-in", "using"),
+)
 
 
 @contextmanager

@@ -135,6 +135,25 @@ def test_deep_messages(server: HttpServer) -> None:
     checked(server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": deep}]}), 400, "")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": %s}]}'),
+        ("/v1/responses", '{"input": [%s]}'),
+        ("/v1/responses", '{"input": "a", "tools": [%s], "tool_choice": "none", "max_output_tokens": 1}'),
+        ("/v1/messages", '{"max_tokens": 1, "messages": [{"role": %s, "content": "a"}]}'),
+    ],
+)
+def test_nested_bodies(path: str, body: str, server: HttpServer) -> None:
+    """Near Python's limit of recursion, data that was decoded may fail in the next step: the error's text, or the
+    answer."""
+    for depth in (*range(900, 1000, 5), *range(960, 970), 129, 5000):
+        for begin, end in (("[", "]"), ('{"a":', "}")):
+            content = (body % (begin * depth + "1" + end * depth)).encode()
+            answer = server.http.post(path, content=content)
+            assert answer.status_code == 400 and "nested too deeply" in answer.json()["error"]["message"], depth
+
+
 def test_a_prompt_of_invalid_unicode(server: HttpServer) -> None:
     body = json.dumps({"prompt": "\ud800"})
     checked(server.http.post("/v1/completions", content=body), 400, "")

@@ -58,10 +58,10 @@ def test_a_page_of_elsewhere_is_refused(server: HttpServer) -> None:
 def test_an_allowed_page(chat_artifact: Path, tmp_path: Path) -> None:
     allowed = "https://chat.example"
     with thread_server(chat_artifact, tmp_path, allowed_origins=(allowed,), api_keys=("key",)) as server:
-        asks = {"Origin": allowed, "Access-Control-Request-Method": "POST"}
-        asks["Access-Control-Request-Headers"] = "authorization,content-type"
-        answer = server.http.options("/v1/completions", headers=asks)
-        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == allowed
+        asks = {"Origin": allowed, "Access-Control-Request-Headers": "authorization,content-type,x-api-key"}
+        for method, path in (("POST", "/v1/completions"), ("DELETE", "/v1/responses/resp_1")):
+            answer = server.http.options(path, headers={**asks, "Access-Control-Request-Method": method})
+            assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == allowed
         headers = {"Origin": allowed, "Authorization": "Bearer key"}
         made = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
         assert made.status_code == 200 and made.headers["access-control-allow-origin"] == allowed

@@ -13,6 +13,8 @@ import pytest
 from http_server import HttpServer
 from run_seed import again, run_seed
 
+from ingot.serve.http.messages_api.fields import CountFields, MessageFields
+from ingot.serve.http.responses_api.fields import ResponseFields
 from ingot.serve.http.routes.chat import ChatFields
 from ingot.serve.http.routes.completions import CompletionFields
 from ingot.serve.http.routes.tokens import DetokenizeFields, TokenizeFields
@@ -22,11 +24,14 @@ pytestmark = pytest.mark.xdist_group("serve")
 ROUTES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionFields,
     "/v1/chat/completions": ChatFields,
+    "/v1/responses": ResponseFields,
+    "/v1/messages": MessageFields,
+    "/v1/messages/count_tokens": CountFields,
     "/tokenize": TokenizeFields,
     "/detokenize": DetokenizeFields,
 }
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 20, 21, 128, 129, 259, 260, 4096, 2**31, 2**63, 2**64, 10**30),
+    *(None, True, False, 0, 1, -1, 2, 7, 20, 21, 128, 129, 259, 260, 4097, 2**31, 2**63, 2**64, 10**30),
     *(0.0, 0.5, 1.0, -0.5, 1e-9, 2.0, 1e308, -1e308),
     *("", "a", "abc", "é🙂", "<end>", "x" * 3000, "tiny", "none", "text"),
     *([], [1], [1, 2, 3], ["a"], ["a", "b"], [[1, 2], [3]], [None], [[]], ["", "a"], [-1], [10**20]),
@@ -37,13 +42,15 @@ VALUES: tuple[Any, ...] = (
 
 def body(fields: type[msgspec.Struct], draw: random.Random) -> dict[str, Any]:
     """A request that is mostly valid, with a few fields of any value."""
-    made: dict[str, Any] = {"max_tokens": draw.randint(1, 4)}
     names = fields.__struct_fields__
-    if "prompt" in names:
+    made: dict[str, Any] = {"max_output_tokens" if "input" in names else "max_tokens": draw.randint(1, 4)}
+    if "input" in names:
+        made["input"] = "hello"
+    elif "prompt" in names:
         made["prompt"] = "hello"
     elif "tokens" in names:
         made["tokens"] = [1, 2]
-    if "messages" in names and "prompt" not in names:
+    elif "messages" in names:
         made["messages"] = [{"role": "user", "content": "hi"}]
     for name in draw.sample(names, draw.randint(0, min(4, len(names)))):
         made[name] = draw.choice(VALUES)
@@ -60,7 +67,7 @@ def check(server: HttpServer, count: int) -> None:
         if draw.random() < 0.1:
             place = draw.randrange(len(content))
             content = content[:place] + bytes([draw.randrange(256)]) + content[place + draw.randint(0, 3) :]
-        answer = server.http.post(path, content=content, timeout=30)
+        answer = server.http.post(path, content=content, timeout=120)  # up to 4096 tokens
         assert answer.status_code < 500, (again(content), path, answer.text)
         served += answer.status_code == 200
         if answer.status_code != 200:

@@ -28,6 +28,10 @@ def test_token_ids_in_and_out(tmp_path: Path) -> None:
         refused = {
             "/v1/completions": {"prompt": "a"},
             "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+            "/v1/responses": {"input": "a"},
+            "/v1/responses/input_tokens": {"input": "a"},
+            "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+            "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
             "/tokenize": {"prompt": "a"},
             "/detokenize": {"tokens": [1]},
         }

@@ -31,6 +31,7 @@ def serve_model(
     drain_seconds: int = 30,
     read_seconds: float = 30.0,
     max_queue: int = 4096,
+    max_stored_responses: int = 1000,
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_num_seqs: int | None = None,
@@ -75,6 +76,8 @@ def serve_model(
         How long a client may take to send the headers of a request, and again for its body.
     max_queue
         Sequences that may wait; further requests get the status 429.
+    max_stored_responses
+        Responses that /v1/responses stores in memory for each API key; the least recently used are dropped.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -96,8 +99,13 @@ def serve_model(
     """
     if not 0 <= port <= 65535:
         raise OptionError(f"--port is {port}", expected="0 to 65535")
-    least_values = (("--drain-seconds", drain_seconds, 0), ("--max-queue", max_queue, 1))
-    for name, value, least in (*least_values, ("--read-seconds", read_seconds, 0.01)):
+    least_values = (
+        ("--drain-seconds", drain_seconds, 0),
+        ("--max-queue", max_queue, 1),
+        ("--max-stored-responses", max_stored_responses, 0),
+        ("--read-seconds", read_seconds, 0.01),
+    )
+    for name, value, least in least_values:
         if not value >= least:
             raise OptionError(f"{name} is {value}", expected=f"at least {least}")
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
@@ -135,6 +143,7 @@ def serve_model(
         access_log=access_log,
         drain_seconds=drain_seconds,
         read_seconds=read_seconds,
+        max_stored_responses=max_stored_responses,
     )
     serve(llm, options)
 

@@ -1,4 +1,4 @@
-"""Parts that several routes share: usage, the ids of answers, cache salts, JSON responses."""
+"""Parts that several routes share: usage, the ids of answers, cache salts, JSON responses, and how answers are sent."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingot.serve.http.event_stream import Answer, EventStream
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.sampling_fields import SamplingFields, StreamOptions
 
@@ -54,3 +55,21 @@ def stream_options(fields: SamplingFields) -> StreamOptions:
 def json_response(content: Any) -> Response:
     """Return a response with `content` as JSON. Structs and plain data are encoded by msgspec."""
     return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def respond(request: Request, generation: Generation, answer: Answer, *, stream: bool | None) -> Response:
+    """Return the response to a request: a stream of events, or the whole answer when it is complete.
+
+    If the client leaves, or an error ends the generation, close the generation. Raises the errors of the engine.
+    """
+    try:
+        if stream:
+            await generation.begin(request.receive)
+            return EventStream(generation, answer)
+        async with generation.closed_if_left(request.receive):
+            whole = await answer.whole()
+        generation.close()
+        return json_response(whole)
+    except BaseException:
+        generation.close()
+        raise

@@ -13,17 +13,18 @@ from starlette.types import ASGIApp
 
 from ingot.ir.errors import IngotError
 from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.error_forms import error_response
 from ingot.serve.http.errors import HttpError, http_error
 from ingot.serve.http.guard import Guard
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
-from ingot.serve.http.routes import chat, completions, health, models, tokens
+from ingot.serve.http.routes import chat, completions, health, messages, models, responses, tokens
 from ingot.serve.http.serving import Serving
 
 log = logging.getLogger("ingot.serve")
 
 
-_ROUTES = (chat, completions, health, models, tokens)
+_ROUTES = (chat, completions, health, messages, models, responses, tokens)
 
 
 def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
@@ -52,18 +53,18 @@ def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
         guarded = CORSMiddleware(
             guarded,
             allow_origins=options.allowed_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("X-Request-Id",),
         )
     return guarded, serving
 
 
-async def _answer(_request: Request, error: Exception) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
     answer = http_error(error)
     if answer.status == 500 and isinstance(error, IngotError):  # others are logged with their traceback
         log.error("a request failed: %s", error)
-    return answer.response()
+    return error_response(request.scope, answer)
 
 
 async def _answer_framework(request: Request, error: Exception) -> Response:
@@ -71,7 +72,8 @@ async def _answer_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     messages = {404: f"there is no route {path[:200]}", 405: f"{path[:200]} does not take {request.method}"}
-    answer = HttpError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+    refused = HttpError(error.status_code, messages.get(error.status_code, str(error.detail)))
+    answer = error_response(request.scope, refused)
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
     return answer

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,12 @@ log = logging.getLogger("ingot.serve")
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 _DECODER = msgspec.json.Decoder()
+# Deeper than JSON schemas of tools nest. Python's own limit of recursion is near a thousand, and differs by call: what
+# was decoded could still fail when it is shown in an error, or encoded in an answer.
+_MAX_DEPTH = 128
+_STRING = re.compile(rb'"[^"]*"')
+_TO_LISTS = bytes.maketrans(b"{}", b"[]")
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
 # A client could fill the log, and this set, with ever new names.
 _MAX_WARNED = 100
 _warned: set[str] = set()
@@ -32,6 +39,8 @@ async def read_fields(request: Request, kind: type[Fields], options: HttpOptions
         raise HttpError(400, f"the body is no JSON: {error}") from None
     except RecursionError:
         raise HttpError(400, "the body is nested too deeply") from None
+    if _is_deep(content):
+        raise HttpError(400, f"the body is nested too deeply; expected: at most {_MAX_DEPTH} levels")
     if not isinstance(fields, dict):
         raise HttpError(400, f"the body is a JSON {type(fields).__name__}; expected: an object")
     _check_names(fields, kind, options)
@@ -79,6 +88,25 @@ async def _read(request: Request, options: HttpOptions) -> bytes:
     except ClientDisconnect:
         raise HttpError(400, "the client left while it sent the body") from None
     return b"".join(pieces)
+
+
+def _is_deep(content: bytes) -> bool:
+    """Return whether valid JSON has more than _MAX_DEPTH levels of objects and lists.
+
+    It removes all but brackets, then the innermost brackets once for each level. That takes milliseconds for a
+    megabyte; a walk through the decoded values of as many token ids would take a hundred.
+    """
+    if content.count(b"[") + content.count(b"{") <= _MAX_DEPTH:
+        return False
+    unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    # Two adjacent quotes are an empty string, or the end of one string and the begin of the next, which then merge.
+    structure = unescaped.translate(_TO_LISTS, _NO_STRUCTURE).replace(b'""', b"")
+    brackets = _STRING.sub(b"", structure)
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
 
 
 def _check_names(fields: dict[str, Any], kind: type[msgspec.Struct], options: HttpOptions) -> None:

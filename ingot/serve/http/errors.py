@@ -38,14 +38,14 @@ class HttpError(Exception):
             {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
         )
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
+    def response(self, body: bytes | None = None) -> Response:
+        """Return the HTTP response. `body` replaces the error in OpenAI's form."""
         headers: dict[str, str] = {}
         if self.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             headers["Retry-After"] = str(RETRY_AFTER_S)
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
-        return Response(self.body, self.status, headers, media_type="application/json")
+        return Response(self.body if body is None else body, self.status, headers, media_type="application/json")
 
 
 def http_error(error: Exception) -> HttpError:

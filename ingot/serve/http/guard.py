@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.serve.http.browser import browser_error
+from ingot.serve.http.error_forms import error_response, is_messages_path
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.options import HttpOptions
 
@@ -22,8 +23,8 @@ class Guard:
     """Adds an id to each request, and refuses requests without one of the keys, on all paths but those of probes. It
     also refuses requests that web pages cause (`browser_error`).
 
-    A client's own X-Request-Id is kept. All answers have the header X-Request-Id. Without keys in the options, no key
-    is needed.
+    A client's own X-Request-Id is kept. All answers have the header X-Request-Id. A key comes in the header
+    Authorization, or else in x-api-key, as Anthropic's clients send it. Without keys in the options, none is needed.
     """
 
     def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
@@ -42,14 +43,17 @@ class Guard:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["X-Request-Id"] = request_id
+                if is_messages_path(scope):
+                    answered["Request-Id"] = request_id  # the name that Anthropic's clients read
             await send(message)
 
         error = browser_error(headers, self._options)
         if error is None:
             state["tenant"], error = self._tenant(scope["path"], headers)
         if error is not None:
-            await error.response()(scope, receive, send_with_id)
+            await error_response(scope, error)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -59,10 +63,14 @@ class Guard:
         if not self._digests or path.removeprefix(self._options.root_path) in _OPEN_PATHS:
             return "", None
         kind, _, key = headers.get("authorization", "").partition(" ")
+        if not kind and (given := headers.get("x-api-key")) is not None:
+            kind, key = "bearer", given
         digest = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         # The time does not depend on which key agrees, or on how much of it.
         known = any([hmac.compare_digest(digest, one) for one in self._digests])
         if kind.lower() == "bearer" and known:
             return digest.hex(), None
         message = "Incorrect API key provided." if key else "No API key provided."
-        return "", HttpError(401, f"{message} Send it as `Authorization: Bearer KEY`.", code="invalid_api_key")
+        return "", HttpError(
+            401, f"{message} Send it as `Authorization: Bearer KEY`, or `x-api-key: KEY`.", code="invalid_api_key"
+        )

@@ -16,6 +16,8 @@ class HttpOptions:
     model_names      names of the model for clients; the first is the one in answers
     strict           refuse requests with unknown fields, instead of logging a warning
     drain_seconds    after SIGTERM, how long running requests may take
+    max_stored_responses
+                     responses that the server stores for each API key, for `/v1/responses`; 0 stores none
     max_body         bytes of a request's body
     header_bytes     bytes of the headers of one request, with the URL
     read_seconds     how long a client may take to send the headers of a request, and again for its body
@@ -32,6 +34,7 @@ class HttpOptions:
     strict: bool = False
     access_log: bool = False
     drain_seconds: int = 30
+    max_stored_responses: int = 1000
     max_body: int = 16 << 20
     header_bytes: int = 64 << 10
     read_seconds: float = 30.0

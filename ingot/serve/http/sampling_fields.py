@@ -141,6 +141,16 @@ def output_room(requested: int | None, default: int | None, prompt_len: int, max
     return requested
 
 
+def room_up_to(most: int | None, prompt_len: int, max_seq_len: int, field: str) -> int:
+    """Return the most tokens to generate where the request's `field`, with the value `most`, is only an upper bound:
+    at most as many as fit after the prompt. None: as many as fit.
+
+    Raises HttpError 400 if the prompt leaves no room, or if `most` is below one or above the model's length.
+    """
+    checked(400, field, most, most is None or 1 <= most <= max_seq_len, f"an integer in [1, {max_seq_len}]")
+    return output_room(None, most, prompt_len, max_seq_len, field)
+
+
 def _too_long(what: str, max_seq_len: int, param: str) -> HttpError:
     message = f"This model's maximum context length is {max_seq_len} tokens; {what}. Shorten one of them."
     return HttpError(400, message, param=param, code="context_length_exceeded")

@@ -9,13 +9,15 @@ from ingot.serve.async_llm import AsyncLLM
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
+from ingot.serve.http.responses_api.store import ResponseStore
 
 
 @dataclass
 class Serving:
     """A served model. `draining` is set when the server ends: it then accepts no further requests.
 
-    since   when the server started, as seconds since 1970
+    since       when the server started, as seconds since 1970
+    responses   the ended responses of `/v1/responses`
     """
 
     llm: AsyncLLM
@@ -23,6 +25,10 @@ class Serving:
     metrics: Metrics
     draining: bool = False
     since: int = field(default_factory=lambda: int(time()))
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.options.max_stored_responses)
 
     @property
     def ready(self) -> bool:

@@ -11,10 +11,11 @@ from starlette.responses import Response
 from ingot.runtime.chat.template import ChatOptions
 from ingot.runtime.prompt import Prompt
 from ingot.serve.engine.messages import Delta
-from ingot.serve.http.answers import Usage, answer_id, cache_salt, json_response, stream_options, usage_of
+from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, usage_of
 from ingot.serve.http.body import body_schema, read_fields
+from ingot.serve.http.chat_prompts import chat_prompt
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.http.event_stream import EventStream, event
+from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room, sampling_params
@@ -106,25 +107,12 @@ async def create_chat_completion(request: Request) -> Response:
     fields = await read_fields(request, ChatFields, serving.options)
     model_name = serving.model_name(fields.model)
     _check(fields)
-    prompt = await serving.llm.render(fields.messages, _chat_options(fields))
-    answer = _ChatAnswer(
-        answer_id("chatcmpl", request, fields), model_name, fields, _cut(prompt, request, fields, serving)
-    )
-    generation = answer.generation(serving)
-    try:
-        if fields.stream:
-            await generation.begin(request.receive)
-            return EventStream(generation, answer)
-        async with generation.closed_if_left(request.receive):
-            whole = await answer.whole()
-        generation.close()
-        return json_response(whole)
-    except BaseException:
-        generation.close()
-        raise
+    prompt = await chat_prompt(request, serving, fields.messages, _chat_options(fields), fields)
+    answer = _ChatAnswer(answer_id("chatcmpl", request, fields), model_name, fields, prompt)
+    return await respond(request, answer.generation(serving), answer, stream=fields.stream)
 
 
-class _ChatAnswer:
+class _ChatAnswer(Answer):
     """Writes the answer to a checked request: whole, or as events."""
 
     def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt) -> None:
@@ -240,14 +228,3 @@ def _chat_options(fields: ChatFields) -> ChatOptions:
         variables["reasoning_effort"] = fields.reasoning_effort
     variables |= fields.chat_template_kwargs or {}
     return ChatOptions(not continues if begins is None else begins, continues, None, variables)
-
-
-def _cut(prompt: Prompt, request: Request, fields: ChatFields, serving: Serving) -> Prompt:
-    """Return the prompt with the request's cache salt, cut to its last tokens if the request says so."""
-    most, max_seq_len = fields.truncate_prompt_tokens, serving.llm.model.max_seq_len
-    checked(400, "truncate_prompt_tokens", most, most is None or (most >= -1 and most != 0), "an integer >= 1, or -1")
-    ids = prompt.token_ids
-    if most is not None:
-        ids = ids[-(max_seq_len - 1 if most == -1 else most) :]
-    (read,) = serving.llm.model.read_prompts([Prompt(prompt.text, ids, cache_salt(request, fields))])
-    return read

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from ingot.runtime.prompt import Prompt
 from ingot.serve.engine.messages import Delta
-from ingot.serve.http.answers import Usage, answer_id, cache_salt, json_response, stream_options, usage_of
+from ingot.serve.http.answers import Usage, answer_id, cache_salt, respond, stream_options, usage_of
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.http.event_stream import EventStream, event
+from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import CompletionLogprobs, completion_logprobs, prompt_logprobs
 from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room, sampling_params
@@ -64,21 +64,10 @@ async def create_completion(request: Request) -> Response:
     serving = serving_of(request)
     fields = await read_fields(request, CompletionFields, serving.options)
     answer = await _CompletionAnswer.read(request, serving, fields)
-    generation = answer.generation(serving)
-    try:
-        if fields.stream:
-            await generation.begin(request.receive)
-            return EventStream(generation, answer)
-        async with generation.closed_if_left(request.receive):
-            whole = await answer.whole()
-        generation.close()
-        return json_response(whole)
-    except BaseException:
-        generation.close()
-        raise
+    return await respond(request, answer.generation(serving), answer, stream=fields.stream)
 
 
-class _CompletionAnswer:
+class _CompletionAnswer(Answer):
     """Writes the answer to a checked request: whole, or as events."""
 
     def __init__(self, request: Request, serving: Serving, fields: CompletionFields, prompts: list[Prompt]) -> None:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its requests, its answers, its events, and the store of answers."""

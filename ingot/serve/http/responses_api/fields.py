@@ -1,0 +1,136 @@
+"""Requests of `/v1/responses`: their fields, and the messages of their input.
+
+The forms are those of OpenAI's Python client (openai/types/responses/response_create_params.py, version 3.54).
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from ingot.runtime.chat.messages import Message
+from ingot.serve.http.content_text import content_text
+from ingot.serve.http.errors import HttpError, checked
+from ingot.serve.http.extension_fields import ExtensionFields
+from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS
+
+# OpenAI's limits on metadata.
+_MAX_ENTRIES, _MAX_NAME, _MAX_VALUE = 16, 64, 512
+LOGPROBS = "message.output_text.logprobs"
+# OpenAI's other values of `include` add parts of tools and of reasoning, which no response of this server has.
+_INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+)
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_ONLY_TEXT = "this model reads text only; leave the part out"
+_PART_REASONS = {"input_image": _ONLY_TEXT, "input_file": _ONLY_TEXT, "input_audio": _ONLY_TEXT}
+_NO_TOOLS = "tools are not supported yet; leave out the items of tool calls"
+_ITEM_REASONS = {
+    "function_call": _NO_TOOLS,
+    "function_call_output": _NO_TOOLS,
+    "custom_tool_call": _NO_TOOLS,
+    "custom_tool_call_output": _NO_TOOLS,
+    "reasoning": "reasoning is not supported yet; leave out the items of reasoning",
+    "item_reference": "references are not supported; send the item itself, or previous_response_id",
+}
+
+
+class ResponseStreamOptions(msgspec.Struct):
+    """OpenAI's `stream_options` of responses."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseFields(ExtensionFields, kw_only=True):
+    """A request. `input` is a text of the user, or a list of items that `input_messages` checks."""
+
+    input: str | list[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    stop: str | list[str] | None = None
+    # Refused unless neutral.
+    background: bool | None = None
+    conversation: Any = None
+    context_management: list[Any] | None = None
+    moderation: Any = None
+    prompt: Any = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    # No effect on the output.
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+def check_supported(fields: ResponseFields) -> None:
+    """Raise HttpError for fields that are out of range, or that this server does not support."""
+    top = fields.top_logprobs
+    checked(400, "top_logprobs", top, top is None or 0 <= top <= MAX_TOP_LOGPROBS, "an integer in [0, 20]")
+    for name in fields.include or ():
+        checked(400, "include", name, name in _INCLUDABLE, ", ".join(_INCLUDABLE))
+    _check_metadata(fields.metadata or {})
+    if fields.tools and fields.tool_choice != "none":
+        raise HttpError(400, "tools are not supported yet; leave them out, or send tool_choice none", param="tools")
+    choice = fields.tool_choice
+    checked(400, "tool_choice", choice, choice in (None, "auto", "none"), "auto or none, without tools")
+    reasons = [name for name, value in (fields.reasoning or {}).items() if value not in (None, "none")]
+    if reasons:
+        raise HttpError(400, f"reasoning.{reasons[0][:80]} is not supported yet; leave it out", param="reasoning")
+    form = (fields.text or {}).get("format")
+    checked(400, "text.format", form, form in (None, {"type": "text"}), '{"type": "text"}, or none')
+    options = fields.stream_options
+    if options is not None and options.include_obfuscation:
+        raise HttpError(400, "events are not padded; leave include_obfuscation out", param="stream_options")
+    for name in ("background", "conversation", "context_management", "moderation", "prompt"):
+        if getattr(fields, name):
+            raise HttpError(400, f"{name} is not supported; leave it out", param=name)
+
+
+def input_messages(given: str | list[Any]) -> list[Message]:
+    """Return the input of a request as messages in the form of chats. Raises HttpError 400 for malformed items."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [_message(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, dict):
+        raise HttpError(400, f"{item!r:.80} is no item; expected: an object", param=where)
+    kind = item.get("type", "message")
+    if kind != "message":
+        reason = _ITEM_REASONS.get(kind, "") if isinstance(kind, str) else ""
+        raise HttpError(400, reason or f'type = {kind!r:.80}; expected: "message"', param=where)
+    role = item.get("role")
+    checked(400, f"{where}.role", role, role in _ROLES, ", ".join(f'"{one}"' for one in _ROLES))
+    text = content_text(item.get("content"), f"{where}.content", _TEXT_FIELDS, _PART_REASONS)
+    return {"role": role, "content": text}
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    checked(400, "metadata", len(metadata), len(metadata) <= _MAX_ENTRIES, f"at most {_MAX_ENTRIES} entries")
+    for name, value in metadata.items():
+        good = len(name) <= _MAX_NAME and len(value) <= _MAX_VALUE
+        expected = f"names of at most {_MAX_NAME} characters, and values of at most {_MAX_VALUE}"
+        checked(400, "metadata", {name: value}, good, expected)

@@ -1,0 +1,50 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's form of chats."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingot.serve.http.answers import json_response, respond
+from ingot.serve.http.body import body_schema, read_fields
+from ingot.serve.http.chat_prompts import chat_prompt
+from ingot.serve.http.extension_fields import sampling_fields
+from ingot.serve.http.generation import Generation
+from ingot.serve.http.messages_api.answer import MessageWriter
+from ingot.serve.http.messages_api.fields import CountFields, MessageFields, check_supported, conversation
+from ingot.serve.http.sampling_fields import room_up_to, sampling_params
+from ingot.serve.http.serving import serving_of
+
+router = APIRouter()
+
+
+@router.post("/v1/messages", openapi_extra=body_schema(MessageFields))
+async def create_message(request: Request) -> Response:
+    """Answer a conversation; as one message, or as a stream of events."""
+    serving = serving_of(request)
+    fields = await read_fields(request, MessageFields, serving.options)
+    model_name = serving.model_name(fields.model)
+    check_supported(fields)
+    messages, options = conversation(fields)
+    sampling = sampling_fields(fields, fields.stop_sequences)
+    prompt = await chat_prompt(request, serving, messages, options, sampling)
+    model = serving.llm.model
+    room = room_up_to(fields.max_tokens, len(prompt.token_ids), model.max_seq_len, "max_tokens")
+    params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=None)
+    streams = bool(fields.stream)
+    generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
+    request_id: str = request.state.request_id
+    writer = MessageWriter(
+        f"msg_{request_id}", request_id, model_name, generation, full_length=room < fields.max_tokens
+    )
+    return await respond(request, generation, writer, stream=streams)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountFields))
+async def count_tokens(request: Request) -> Response:
+    """Return the number of tokens of a conversation's prompt."""
+    serving = serving_of(request)
+    fields = await read_fields(request, CountFields, serving.options)
+    serving.model_name(fields.model)
+    check_supported(fields)
+    prompt = await serving.llm.render(*conversation(fields))
+    return json_response({"input_tokens": len(prompt.token_ids)})
