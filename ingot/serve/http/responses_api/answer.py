@@ -13,16 +13,16 @@ from ingot.serve.http.errors import HttpError
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import ChatTokenLogprob, chat_logprobs
 from ingot.serve.http.responses_api.events import (
-    Completed,
-    Created,
-    Failed,
-    Incomplete,
-    InProgress,
     ItemAdded,
     ItemDone,
     PartAdded,
     PartDone,
+    ResponseCompleted,
+    ResponseCreated,
     ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
     TextDelta,
     TextDone,
 )
@@ -93,7 +93,7 @@ class ResponseWriter(TypedAnswer):
             return b""
         text, message = self._output_text(), self._message()
         response = self._ended()
-        kind = Completed if response.status == "completed" else Incomplete
+        kind = ResponseCompleted if response.status == "completed" else ResponseIncomplete
         made = (
             self._event(TextDone, **self._place(), text=text.text, logprobs=text.logprobs),
             self._event(PartDone, **self._place(), part=text),
@@ -105,7 +105,7 @@ class ResponseWriter(TypedAnswer):
     def error_events(self, error: HttpError) -> bytes:
         """Return the event of a failed response."""
         failed = self._object("failed", [], error=ResponseError("server_error", error.message))
-        return self._event(Failed, response=failed)
+        return self._event(ResponseFailed, response=failed)
 
     def _add(self, delta: Delta) -> list[ChatTokenLogprob]:
         """Add a delta to the text. Return its log-probabilities in OpenAI's form; none if they are not requested."""
@@ -120,8 +120,8 @@ class ResponseWriter(TypedAnswer):
     def _first_events(self) -> list[bytes]:
         message = OutputMessage(self._item_id, "in_progress", [])
         return [
-            self._event(Created, response=self._object("in_progress", [])),
-            self._event(InProgress, response=self._object("in_progress", [])),
+            self._event(ResponseCreated, response=self._object("in_progress", [])),
+            self._event(ResponseInProgress, response=self._object("in_progress", [])),
             self._event(ItemAdded, output_index=0, item=message),
             self._event(PartAdded, **self._place(), part=OutputText("", [])),
         ]

@@ -18,23 +18,23 @@ class _OfResponse(ResponseEvent, kw_only=True):
     response: ResponseObject
 
 
-class Created(_OfResponse, tag="response.created", kw_only=True):
+class ResponseCreated(_OfResponse, tag="response.created", kw_only=True):
     """The first event."""
 
 
-class InProgress(_OfResponse, tag="response.in_progress", kw_only=True):
+class ResponseInProgress(_OfResponse, tag="response.in_progress", kw_only=True):
     """The response is being generated."""
 
 
-class Completed(_OfResponse, tag="response.completed", kw_only=True):
+class ResponseCompleted(_OfResponse, tag="response.completed", kw_only=True):
     """The response has ended by itself or at a stop string."""
 
 
-class Incomplete(_OfResponse, tag="response.incomplete", kw_only=True):
+class ResponseIncomplete(_OfResponse, tag="response.incomplete", kw_only=True):
     """The response has ended because its length reached a limit."""
 
 
-class Failed(_OfResponse, tag="response.failed", kw_only=True):
+class ResponseFailed(_OfResponse, tag="response.failed", kw_only=True):
     """An error has ended the response."""
 
 
