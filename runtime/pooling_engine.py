@@ -65,6 +65,7 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
     vocab_size   size of the model's vocabulary; token ids of prompts must be below it
     width        number of elements of the model's vectors
     unit         whether to normalize a vector to length 1 if its request does not say
+    classes      whether a vector has the logits of classes, one for each element, and is no embedding vector
     work         does work for later steps while the host is idle; its argument is how many seconds it may take
     """
 
@@ -77,10 +78,11 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         vocab_size: int,
         width: int,
         unit: bool = False,
+        classes: bool = False,
         work: Work = nothing_to_do,
     ) -> None:
         super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
-        self._width, self._unit = width, unit
+        self.width, self.unit, self.classes = width, unit, classes
 
     def add_request(self, request_id: str, prompt: PromptLike, params: PoolingParams | None = None) -> None:
         """Queue one request. If `params` is None, use the default options. Raises RequestError for a bad request; then
@@ -91,14 +93,14 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         params = given.params
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling parameters of type {type(params).__name__}", expected="PoolingParams")
-        if params.dimensions is not None and params.dimensions > self._width:
+        if params.dimensions is not None and params.dimensions > self.width:
             raise RequestError(
-                f"{params.dimensions} dimensions of a vector of {self._width}",
+                f"{params.dimensions} dimensions of a vector of {self.width}",
                 where="PoolingParams.dimensions",
-                expected=f"1 to {self._width}",
+                expected=f"1 to {self.width}",
             )
         if params.normalize is None:
-            params = replace(params, normalize=self._unit)
+            params = replace(params, normalize=self.unit)
         salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         own_id, ids = self._own_id(given.request_id, 0), list(prompt.token_ids)  # a copy: callers get the other list
         request = Request(Given(own_id, ids, params, cache_salt=salt, priority=given.priority, streamed=False))

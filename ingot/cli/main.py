@@ -22,6 +22,7 @@ from ingot.cli.commands.explain import explain_artifact
 from ingot.cli.commands.inspect import inspect_artifact
 from ingot.cli.commands.report import report_artifact
 from ingot.cli.commands.run import run_model
+from ingot.cli.commands.run_batch import run_batch_file
 from ingot.cli.commands.serve import serve_model
 from ingot.cli.commands.target import show_target
 from ingot.cli.commands.verify import verify_artifact
@@ -52,6 +53,7 @@ INGOT.command(bisect_artifact, name="bisect", usage="Usage: ingot bisect ARTIFAC
 INGOT.command(check_checkpoints, name="check", usage="Usage: ingot check CHECKPOINT… [OPTIONS]")
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
+INGOT.command(run_batch_file, name="run-batch", usage="Usage: ingot run-batch -i FILE -o FILE --model MODEL [OPTIONS]")
 INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]")
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")

@@ -1,20 +1,23 @@
 """`AsyncLLM`: generate tokens from asyncio. The engine runs in a process of its own, and this one imports no torch."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from ingot.ir.errors import IngotError, RequestError
 from ingot.runtime.chat.template import ChatOptions
 from ingot.runtime.growing import SoFar
-from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams, changed_fields
 from ingot.serve.engine.client import EngineClient, EngineLimits
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta, TokenLogprob
 from ingot.serve.engine.options import ENGINE_OPTIONS
+from ingot.serve.engine.vector_answer import VectorAnswer
+from ingot.serve.engine.vector_values import vector_values
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.served_model import ServedModel, TextThreads
 
@@ -23,7 +26,7 @@ _LONG_TEXT = 4_000
 
 
 class AsyncLLM:
-    """A language model that generates tokens for concurrent callers of one event loop.
+    """A language model that generates tokens, or embeds prompts, for concurrent callers of one event loop.
 
     `model` and `revision` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is a Jinja file
     that replaces the model's chat template. `limits` bounds the queue and the restarts of the engine. `options` are the
@@ -102,6 +105,25 @@ class AsyncLLM:
             if request_id is not None:
                 del self._open[request_id]
 
+    async def embed(
+        self, prompt: PromptLike, pooling_params: PoolingParams | None = None, request_id: str = "", priority: int = 0
+    ) -> EmbeddingOutput:
+        """Return the vector of a prompt, from a model that pools. The arguments are as in `LLM.embed`.
+
+        Cancelling the task aborts the request. Raises RequestError if the request cannot be served, QueueFullError if
+        too many requests wait, EngineDeadError if the engine is not running.
+        """
+        read = await self.read_prompt(prompt)
+        answer = self.submit_pooling(read, pooling_params or PoolingParams(), priority=priority)
+        try:
+            vector = await answer.vector()
+        finally:
+            answer.close()
+        assert vector is not None  # it was not closed
+        values = vector_values(vector)
+        reason, stop, cached = vector.finish_reason, vector.stop_reason, vector.num_cached
+        return EmbeddingOutput(request_id, read.text, read.token_ids, values, True, reason, stop, cached)
+
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends. Its pages are free after the step in flight. Ignores an unknown id."""
         if stream := self._open.get(request_id):
@@ -115,6 +137,12 @@ class AsyncLLM:
         else:
             (read,) = self.model.read_prompts([prompt])
         return read
+
+    async def read_prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
+        """Return prompts as token ids. Raises RequestError."""
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > _LONG_TEXT:
+            return await self._threads.run(self.model.read_prompts, list(prompts))
+        return self.model.read_prompts(list(prompts))
 
     async def render(self, messages: object, options: ChatOptions) -> Prompt:
         """Return a conversation as a prompt, by the chat template. Raises RequestError."""
@@ -141,6 +169,14 @@ class AsyncLLM:
             priority=priority,
             cache_salt=prompt.cache_salt,
         )
+
+    def submit_pooling(self, prompt: Prompt, params: PoolingParams, *, priority: int = 0) -> VectorAnswer:
+        """Send a request for the vector of a prompt, and return its answer. The caller closes it if it leaves early.
+
+        Raises QueueFullError if too many requests wait, EngineDeadError if the engine is not running.
+        """
+        changed = {name: value for name, value in vars(params).items() if value is not None}
+        return self.engine.pool(prompt.token_ids, changed, priority=priority, cache_salt=prompt.cache_salt)
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Return False if requests run, and nothing has changed. Raises EngineDeadError."""

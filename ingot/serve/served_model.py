@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ingot.runtime.tokenizer import Tokenizer
 from ingot.serve.default_params import default_sampling_params
 
 Value = TypeVar("Value")
+_FACTS = ("model", "target", "versions", "request_key")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ServedModel:
     tokenizer       None if the checkpoint had none
     defaults        SamplingParams with the values of generation_config.json
     chat_template   a Jinja file that replaces the artifact's chat template; None: the artifact's
+    facts           the manifest's parts "model", "target", "versions" and "request_key", as in `Manifest`
     """
 
     artifact: Path
@@ -40,6 +42,7 @@ class ServedModel:
     tokenizer: Tokenizer | None
     defaults: SamplingParams
     chat_template: Path | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, artifact: Path, chat_template: Path | None = None) -> "ServedModel":
@@ -55,7 +58,8 @@ class ServedModel:
         folder = artifact / "tokenizer"
         tokenizer = Tokenizer.load(folder, eos) if (folder / "tokenizer.json").is_file() else None
         defaults = default_sampling_params(artifact)
-        return cls(artifact, str(manifest["name"]), vocab_size, max_seq_len, tokenizer, defaults, chat_template)
+        name, facts = str(manifest["name"]), {part: manifest.get(part) for part in _FACTS}
+        return cls(artifact, name, vocab_size, max_seq_len, tokenizer, defaults, chat_template, facts)
 
     def read_prompts(self, prompts: list[PromptLike]) -> list[Prompt]:
         """Check prompts and convert texts to token ids. Raises RequestError."""

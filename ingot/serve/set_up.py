@@ -78,13 +78,15 @@ def make_engine(
     if pools:
         width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
         assert isinstance(width, int)
+        attributes = POOL.set_by(ending)
         return PoolingEngine(
             steps,
             scheduler,
             loaded.tokenizer,
             vocab_size=limits.vocab_size,
             width=width,
-            unit=bool(POOL.set_by(ending)["unit"]),
+            unit=bool(attributes["unit"]),
+            classes=bool(attributes["classes"]),
             work=steps.prepare,
         )
     return Engine(

@@ -136,7 +136,9 @@ BLOCK = register_ending(
 )
 
 
-def _pooled_in_pieces(attributes: Mapping[str, Attribute]) -> str:
+def _pool_misfit(attributes: Mapping[str, Attribute]) -> str:
+    if attributes["classes"] and attributes["unit"]:
+        return "unit=1 scales an embedding vector; classes=1 returns the logits of classes"
     if attributes["whole"] or attributes["pooling"] == "last":
         return ""
     return f"pooling={attributes['pooling']} needs every token of a sequence in one step, whole=1; only last does not"
@@ -144,7 +146,8 @@ def _pooled_in_pieces(attributes: Mapping[str, Attribute]) -> str:
 
 # The ending of embedding models: returns a vector for each sequence, from the hidden states of its tokens
 # (`ingot.ir.ops.pool`). `whole`: a step holds every token of a sequence, so nothing is cached; if 0, the step with the
-# last tokens returns the vector. `unit`: a vector is scaled to length 1 unless the request says otherwise.
+# last tokens returns the vector. `unit`: a vector is scaled to length 1 unless the request says otherwise. `classes`: 1
+# if the vector is no embedding vector but has the logits of classes, one for each element.
 POOL = register_ending(
     Ending(
         "pool",
@@ -152,8 +155,8 @@ POOL = register_ending(
         features=("sequences", "pooling"),
         calls=(OpCall("pool", ("pooled",), {"x": "hidden"}),),
         outputs=(Output("vectors", "pooled", TensorType(torch.float32, ("B", 0)), open=True),),
-        attributes={"pooling": "last", "whole": 1, "unit": 0},
-        misfit=_pooled_in_pieces,
+        attributes={"pooling": "last", "whole": 1, "unit": 0, "classes": 0},
+        misfit=_pool_misfit,
     )
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_world import write_checkpoint
 from http_server import HttpServer
+from pooling_artifacts import write_pooling_artifacts
 from thread_server import EngineThread
 
 from ingot.serve.engine import client
@@ -26,6 +27,12 @@ def chat_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     limits = {"max_batch": 8, "max_tokens": 256, "max_seq_len": POSITIONS}
     compile_model(checkpoint, folder / "tiny.ingot", target="cpu", backend="reference", jobs=1, **limits)
     return folder / "tiny.ingot"
+
+
+@pytest.fixture(scope="session")
+def pooling_artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny model without its head. "embed" returns embedding vectors, "classify" the logits of three classes."""
+    return write_pooling_artifacts(tmp_path_factory.mktemp("pooling"))
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from ingot.serve.engine.messages import (
     Add,
     Delta,
     Frames,
+    Order,
+    Pool,
     Stats,
     Step,
     frame,
@@ -27,7 +29,13 @@ ADD = Add(1, [1, 2, 3], {"temperature": 0.5, "stop": ["a"]}, True, 0, None)
 
 
 def test_messages_survive_any_cut() -> None:
-    sent = [ADD, Abort(7), Add(2**40, [], {}, False, -3, "sält")]
+    sent = [
+        ADD,
+        Abort(7),
+        Add(2**40, [], {}, False, -3, "sält"),
+        Pool(8, [1], {"dimensions": 2}, 0, None),
+        Order(9, "drain"),
+    ]
     content = b"".join(map(frame, sent))
     for size in (1, 2, 3, 5, 64, len(content)):
         frames = Frames()

@@ -10,7 +10,7 @@ from ingot.cli.commands import Flag
 from ingot.ir.errors import OptionError
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-_KEY_VARIABLE = "INGOT_API_KEY"
+_KEY_VARIABLE, _ADMIN_KEY_VARIABLE = "INGOT_API_KEY", "INGOT_ADMIN_KEY"
 
 
 def serve_model(
@@ -30,6 +30,11 @@ def serve_model(
     access_log: Flag = False,
     drain_seconds: int = 30,
     read_seconds: float = 30.0,
+    admin_uds: Path | None = None,
+    admin_host: str = "127.0.0.1",
+    admin_port: int | None = None,
+    admin_key: str = "",
+    profile_dir: Path | None = None,
     max_queue: int = 4096,
     max_stored_responses: int = 1000,
     memory: int | None = None,
@@ -74,6 +79,16 @@ def serve_model(
         After SIGTERM, how long running requests may take.
     read_seconds
         How long a client may take to send the headers of a request, and again for its body.
+    admin_uds
+        The path of a Unix socket for operators: pause, sleep, cache, profile. Only its owner may open it.
+    admin_host
+        The address of --admin-port.
+    admin_port
+        A port for operators, with --admin-key instead of a Unix socket.
+    admin_key
+        The key of --admin-port. Default: the variable INGOT_ADMIN_KEY.
+    profile_dir
+        The folder of profiles that operators record.
     max_queue
         Sequences that may wait; further requests get the status 429.
     max_stored_responses
@@ -113,9 +128,29 @@ def serve_model(
     keys = (*api_key, *os.environ.get(_KEY_VARIABLE, "").split(","))
     from ingot.serve.async_llm import AsyncLLM
     from ingot.serve.engine.client import EngineLimits
+    from ingot.serve.http.admin.options import AdminOptions
     from ingot.serve.http.options import HttpOptions
     from ingot.serve.http.server import serve
 
+    options = HttpOptions(
+        model_names=served_model_name or names_of(model),
+        host=host,
+        port=port,
+        uds=uds,
+        root_path=root_path,
+        api_keys=tuple(key.strip() for key in keys if key.strip()),
+        allowed_origins=allowed_origin,
+        allowed_hosts=allowed_host,
+        strict=strict,
+        access_log=access_log,
+        drain_seconds=drain_seconds,
+        read_seconds=read_seconds,
+        max_stored_responses=max_stored_responses,
+    )
+    if admin_port is not None and not admin_key:
+        admin_key = os.environ.get(_ADMIN_KEY_VARIABLE, "")
+    admin = AdminOptions(admin_uds, admin_host, admin_port, admin_key.strip(), profile_dir)
+    admin.check(options)
     llm = AsyncLLM(
         model,
         chat_template=chat_template,
@@ -130,25 +165,10 @@ def serve_model(
         seed=seed,
         cuda_graphs=cuda_graphs,
     )
-    options = HttpOptions(
-        model_names=served_model_name or _names(model),
-        host=host,
-        port=port,
-        uds=uds,
-        root_path=root_path,
-        api_keys=tuple(key.strip() for key in keys if key.strip()),
-        allowed_origins=allowed_origin,
-        allowed_hosts=allowed_host,
-        strict=strict,
-        access_log=access_log,
-        drain_seconds=drain_seconds,
-        read_seconds=read_seconds,
-        max_stored_responses=max_stored_responses,
-    )
-    serve(llm, options)
+    serve(llm, options, admin)
 
 
-def _names(model: str) -> tuple[str, ...]:
+def names_of(model: str) -> tuple[str, ...]:
     """Return the names of a model for clients: the last part of its path without ".ingot", and all of it as given."""
     last = Path(model).name.removesuffix(".ingot")
     return tuple(dict.fromkeys((last, model))) if last else (model,)

@@ -21,7 +21,11 @@ from ingot.serve.engine.messages import (
     Abort,
     Add,
     Delta,
+    Done,
     Failed,
+    Message,
+    Order,
+    Pool,
     PrefixCacheReset,
     Ready,
     Refused,
@@ -30,10 +34,14 @@ from ingot.serve.engine.messages import (
     Stats,
     Step,
     ToServer,
+    Vector,
+    VectorKind,
 )
+from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.wakeups import Wakeups
 
-State = Literal["starting", "ready", "dead", "closed"]
+State = Literal["starting", "ready", "sleeping", "dead", "closed"]
+Action = Literal["pause", "drain", "resume", "profile", "stop_profile"]
 log = logging.getLogger("ingot.serve")
 
 
@@ -65,11 +73,15 @@ def start_process(connection: socket.socket) -> "subprocess.Popen[bytes]":
 class EngineClient:
     """Runs one engine process, and sends it requests. All methods run in one event loop.
 
-    state     "starting" until the engine has loaded the artifact, also after a restart; "ready"; "dead" when it is not
-              started again; "closed"
-    stats     the counts of the last step
-    restarts  how often the engine was started again
-    timings   the seconds of each phase of the last start, as in `LLM.timings`
+    state         "starting" until the engine has loaded the artifact, also after a restart; "ready"; "sleeping" between
+                  `suspend` and `wake`; "dead" when it is not started again; "closed"
+    stats         the counts of the last step
+    restarts      how often the engine was started again
+    timings       the seconds of each phase of the last start, as in `LLM.timings`
+    options       the arguments of `LLM` that the engine gets; limits: those of this client
+    max_num_seqs  sequences that a step can hold; 0 before the first start
+    vectors       what the model's vectors are; None for a model that generates tokens, and before the first start
+    paused        whether the engine runs no steps until it is resumed; a restarted engine is paused again
     """
 
     def __init__(self, artifact: Path, options: dict[str, Any], limits: EngineLimits) -> None:
@@ -77,15 +89,22 @@ class EngineClient:
         self.stats = Stats()
         self.restarts = 0
         self.timings: dict[str, float] = {}
+        self.vectors: VectorKind | None = None
+        self.paused = False
+        self.options = options
         self._start = Start(str(artifact), options)
-        self._limits = limits
-        self._max_num_seqs = 0
+        self.limits = limits
+        self.max_num_seqs = 0
         self._keys = itertools.count(1)
-        self._streams: dict[int, tuple[DeltaStream, int]] = {}  # by key: the stream, and the number of sequences
+        # By key: the stream or the answer, and the number of sequences.
+        self._streams: dict[int, tuple[DeltaStream | VectorAnswer, int]] = {}
         self._num_sequences = 0
         self._wakeups = Wakeups()
         self._connection: EngineConnection | None = None
         self._resets: deque[asyncio.Future[bool]] = deque()
+        self._orders: dict[int, asyncio.Future[None]] = {}  # by number
+        self._awake, self._stopped = asyncio.Event(), asyncio.Event()
+        self._awake.set()
         self._error: IngotError | None = None
         self._last_sign = time.monotonic()
         self._changed = asyncio.Event()
@@ -124,32 +143,86 @@ class EngineClient:
         Raises EngineDeadError if no engine is ready, QueueFullError if too many sequences wait. A request that the
         engine refuses raises its RequestError from the stream.
         """
+        key = next(self._keys)
+        self.check_room(num_sequences)
+        stream_of = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups)
+        self._send_request(Add(key, prompt_ids, params, stream, priority, cache_salt), key, stream_of, num_sequences)
+        return stream_of
+
+    def pool(
+        self, prompt_ids: list[int], params: dict[str, Any], *, priority: int = 0, cache_salt: str | None = None
+    ) -> VectorAnswer:
+        """Send a request for the vector of a prompt, and return its answer. `params` as in `Pool`.
+
+        Raises as `add`. A request that the engine refuses raises its RequestError from the answer.
+        """
+        key = next(self._keys)
+        self.check_room(1)
+        answer = VectorAnswer(lambda: self._abort(key))
+        self._send_request(Pool(key, prompt_ids, params, priority, cache_salt), key, answer, 1)
+        return answer
+
+    def check_room(self, num_sequences: int) -> None:
+        """Raise EngineDeadError if no engine is ready, QueueFullError if so many further sequences do not fit."""
         if self.state != "ready" or self._connection is None:
             raise self._dead()
-        most = self._limits.max_waiting + self._max_num_seqs
+        most = self.limits.max_waiting + self.max_num_seqs
         if self._num_sequences + num_sequences > most:
             raise QueueFullError(
                 f"{self._num_sequences} sequences run or wait, and {num_sequences} more do not fit",
                 expected=f"at most {most}",
                 hint="try again later, or send fewer at once",
             )
-        key = next(self._keys)
-        stream_of = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups)
+
+    def _send_request(self, message: Message, key: int, answer: DeltaStream | VectorAnswer, num_sequences: int) -> None:
         if not self._streams:
             self._last_sign = time.monotonic()
-        self._streams[key] = stream_of, num_sequences
+        self._streams[key] = answer, num_sequences
         self._num_sequences += num_sequences
-        self._connection.send(Add(key, prompt_ids, params, stream, priority, cache_salt))
-        return stream_of
+        self._send(message)
+
+    def _send(self, message: Message) -> None:
+        """Send a message to the engine. Raises EngineDeadError if none is ready."""
+        if self.state != "ready" or self._connection is None:
+            raise self._dead()
+        self._connection.send(message)
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Return False if requests run, and nothing has changed. Raises EngineDeadError."""
-        if self.state != "ready" or self._connection is None:
-            raise self._dead()
+        self._send(ResetPrefixCache())
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._resets.append(answer)
-        self._connection.send(ResetPrefixCache())
         return await answer
+
+    async def order(self, action: Action, argument: str = "") -> None:
+        """Let the engine carry out an order, as described in `Order`. Raises EngineDeadError, or the engine's error."""
+        number = next(self._keys)
+        self._send(Order(number, action, argument))
+        answer = self._orders[number] = asyncio.get_running_loop().create_future()
+        try:
+            await answer
+        finally:
+            self._orders.pop(number, None)
+
+    async def suspend(self) -> None:
+        """End the engine process until `wake`, and return when its memory is free. Requests in flight end with
+        EngineDeadError. Raises EngineDeadError if no engine is ready."""
+        if self.state != "ready" or self._connection is None:
+            raise self._dead()
+        self._awake.clear()
+        self._stopped.clear()
+        self._become("sleeping")
+        self.fail_all(EngineDeadError("the request was ended, because the engine sleeps", hint="send it again later"))
+        self._connection.close()
+        await self._stopped.wait()
+
+    async def wake(self) -> None:
+        """Start the engine again after `suspend`, and return when it is ready. Without one, return when the engine is
+        ready. Raises as `start`."""
+        if not self._awake.is_set():
+            self._awake.set()
+            self._become("starting")
+        await self.start()
 
     async def close(self) -> None:
         """End the engine. Requests in flight end with EngineDeadError."""
@@ -168,14 +241,14 @@ class EngineClient:
         self._changed = asyncio.Event()
 
     def _dead(self) -> EngineDeadError:
-        what = "is starting" if self.state == "starting" else "has ended"
+        what = {"starting": "is starting", "sleeping": "sleeps"}.get(self.state, "has ended")
         return EngineDeadError(f"the engine {what}", expected="a ready engine", hint="try again later")
 
     def _abort(self, key: int) -> None:
         if self._forget(key) and self._connection is not None:
             self._connection.send(Abort(key))
 
-    def _forget(self, key: int) -> DeltaStream | None:
+    def _forget(self, key: int) -> DeltaStream | VectorAnswer | None:
         stream, num_sequences = self._streams.pop(key, (None, 0))
         self._num_sequences -= num_sequences
         return stream
@@ -189,24 +262,30 @@ class EngineClient:
         finally:
             self._become("dead")
             self._fail_all()
+            self._stopped.set()
 
     async def _restarting(self) -> None:
         deaths: deque[float] = deque()
         was_ready = False
         while True:
             await self._run_once()
-            was_ready = was_ready or self.state == "ready"
+            was_ready = was_ready or self.state in ("ready", "sleeping")
+            if not self._awake.is_set():
+                self._fail_all()
+                self._stopped.set()
+                await self._awake.wait()
+                continue
             self._become("starting")
             self._fail_all()
             now = time.monotonic()
             deaths.append(now)
-            while deaths[0] < now - self._limits.within:
+            while deaths[0] < now - self.limits.within:
                 deaths.popleft()
-            if not was_ready or len(deaths) > self._limits.restarts:
+            if not was_ready or len(deaths) > self.limits.restarts:
                 log.error("the engine has ended %d times, and is not started again", len(deaths))
                 return
             self.restarts += 1
-            log.error("the engine has ended; starting it again (%d of %d)", len(deaths), self._limits.restarts)
+            log.error("the engine has ended; starting it again (%d of %d)", len(deaths), self.limits.restarts)
             await asyncio.sleep(min(len(deaths) - 1, 5))  # the first time at once
 
     async def _run_once(self) -> None:
@@ -228,45 +307,59 @@ class EngineClient:
 
     def _kill_if_hung(self, process: "subprocess.Popen[bytes]") -> None:
         silent = time.monotonic() - self._last_sign
-        if self.state == "ready" and self._streams and silent > self._limits.step_timeout:
+        if self.state == "ready" and not self.paused and self._streams and silent > self.limits.step_timeout:
             log.error("the engine has completed no step for %d s; killing it", silent)
             process.kill()
 
     def _fail_all(self) -> None:
-        """End all requests with EngineDeadError."""
+        """End all requests and orders with EngineDeadError, because the engine has ended."""
         error = EngineDeadError("the engine ended while the request ran", hint="send the request again")
-        for key in list(self._streams):
-            stream = self._forget(key)
-            assert stream is not None
-            stream.fail(error)
+        self.fail_all(error)
         while self._resets:
             answer = self._resets.popleft()
             if not answer.done():
                 answer.set_exception(error)
+        for done in self._orders.values():
+            if not done.done():
+                done.set_exception(error)
         self.stats = Stats(preemptions=0)
 
-    def _deliver(self, delta: Delta) -> None:
-        stream, _ = self._streams.get(delta.key, (None, 0))
-        if stream is not None:  # otherwise it was aborted while the delta was on its way
-            stream.put(delta)
+    def fail_all(self, error: IngotError) -> None:
+        """End all requests with an error. A running engine aborts them."""
+        for key in list(self._streams):
+            stream = self._forget(key)
+            assert stream is not None
+            stream.fail(error)
+            if self.state == "ready" and self._connection is not None:
+                self._connection.send(Abort(key))
+
+    def _deliver(self, part: Delta | Vector) -> None:
+        """Give a delta or a vector to its request."""
+        stream, _ = self._streams.get(part.key, (None, 0))
+        if stream is not None:  # otherwise it was aborted while this part was on its way
+            stream.put(part)  # type: ignore[arg-type]  # the engine answers `Add` with deltas, and `Pool` with a vector
             if stream.ended:
-                self._forget(delta.key)
+                self._forget(part.key)
 
     def _take(self, message: ToServer) -> None:
         """Act on a message of the engine."""
         self._last_sign = time.monotonic()
         match message:
-            case Step(deltas, stats):
+            case Step(deltas, stats, vectors):
                 self.stats = stats
                 for delta in deltas:
                     self._deliver(delta)
+                for vector in vectors:
+                    self._deliver(vector)
             case Refused(key, error):
                 stream = self._forget(key)
                 if stream is not None:
                     stream.fail(decode_error(error))
-            case Ready(max_num_seqs, timings):
-                self._max_num_seqs, self.timings = max_num_seqs, timings
+            case Ready(max_num_seqs, timings, vectors):
+                self.max_num_seqs, self.timings, self.vectors = max_num_seqs, timings, vectors
                 self._become("ready")
+                if self.paused:
+                    self._send(Order(next(self._keys), "pause"))
             case Failed(error):
                 self._error = decode_error(error)
                 log.error("the engine failed: %s", self._error)
@@ -274,5 +367,17 @@ class EngineClient:
                 answer = self._resets.popleft()
                 if not answer.done():
                     answer.set_result(done)
+            case Done(number, error):
+                self._finish_order(number, error)
             case _:
                 raise InternalError(f"a message of type {type(message).__name__} from the engine")
+
+    def _finish_order(self, number: int, error: dict[str, str] | None) -> None:
+        """Answer an order. Its caller may have left."""
+        answer = self._orders.get(number)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(decode_error(error))

@@ -5,9 +5,11 @@ it into one of the classes of its union, `ToEngine` or `ToServer`. Nothing in a 
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+from ingot.runtime.outputs import FinishReason
 
 HEADER_BYTES = 4
 # A prompt of a million tokens takes 5 MB. A longer frame is a damaged one.
@@ -44,6 +46,20 @@ class Add(Message):
     cache_salt: str | None
 
 
+class Pool(Message):
+    """Compute the vector of a prompt. The engine answers with a `Vector` in a `Step`, or with `Refused`.
+
+    key      the number of the request in later messages
+    params   the fields of PoolingParams that differ from their defaults
+    """
+
+    key: int
+    prompt_ids: list[int]
+    params: dict[str, Any]
+    priority: int
+    cache_salt: str | None
+
+
 class Abort(Message):
     """End a request, and free its pages when the step in flight is complete. An unknown key has no effect."""
 
@@ -54,14 +70,45 @@ class ResetPrefixCache(Message):
     """Empty the prefix cache. The engine answers with `PrefixCacheReset`."""
 
 
+class Order(Message):
+    """Do what an operator wants. The engine answers with `Done` of the same number.
+
+    number     identifies the order in its answer
+    action     pause: launch no further step, and keep all requests until "resume". New requests wait too.
+               drain: pause when the running requests have ended; new requests wait.
+               resume: go on after a pause. profile: record what PyTorch runs, until "stop_profile".
+               stop_profile: write the recording to the file `argument`.
+    argument   a path for "stop_profile"; otherwise empty
+    """
+
+    number: int
+    action: Literal["pause", "drain", "resume", "profile", "stop_profile"]
+    argument: str = ""
+
+
+class VectorKind(Message):
+    """Describes the vectors that a model returns for prompts.
+
+    width     elements of a vector
+    unit      whether a vector has length 1 unless its request says otherwise
+    classes   whether a vector has the logits of classes, one for each element, and is no embedding vector
+    """
+
+    width: int
+    unit: bool
+    classes: bool
+
+
 class Ready(Message):
     """The engine has loaded the artifact. `timings` are the seconds of each phase, as in `LLM.timings`.
 
     max_num_seqs   sequences that a step can hold
+    vectors        what the model's vectors are; None for a model that generates tokens
     """
 
     max_num_seqs: int
     timings: dict[str, float]
+    vectors: VectorKind | None = None
 
 
 class Failed(Message):
@@ -81,6 +128,29 @@ class PrefixCacheReset(Message):
     """The answer to `ResetPrefixCache`: whether the prefix cache is empty now. It is not while requests run."""
 
     done: bool
+
+
+class Done(Message):
+    """The answer to `Order`. `error` is from `ingot.error_text.encode_error`, or None if it is done."""
+
+    number: int
+    error: dict[str, str] | None
+
+
+class Vector(Message):
+    """The vector of a prompt.
+
+    values          its elements as float32, little-endian; empty if `finish_reason` is "error"
+    finish_reason   "stop", or "error" if numbers were not finite or the device had no memory
+    stop_reason     the text of a memory error, or None
+    num_cached      tokens of the prompt that were found in the prefix cache
+    """
+
+    key: int
+    values: bytes
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    num_cached: int | None
 
 
 class Delta(Message):
@@ -126,10 +196,11 @@ class Step(Message):
 
     deltas: list[Delta]
     stats: Stats
+    vectors: list[Vector] = []
 
 
-ToEngine = Start | Add | Abort | ResetPrefixCache
-ToServer = Ready | Failed | Refused | PrefixCacheReset | Step
+ToEngine = Start | Add | Pool | Abort | ResetPrefixCache | Order
+ToServer = Ready | Failed | Refused | PrefixCacheReset | Done | Step
 
 _ENCODER = msgspec.msgpack.Encoder()
 ENGINE_DECODER: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 import traceback
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.error_text import encode_error
 from ingot.ir.errors import IngotError, InternalError, RequestError
-from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.engine.channel import Channel, ServerGone
 from ingot.serve.engine.messages import (
@@ -23,6 +24,8 @@ from ingot.serve.engine.messages import (
     Add,
     Delta,
     Failed,
+    Order,
+    Pool,
     PrefixCacheReset,
     Ready,
     Refused,
@@ -32,7 +35,11 @@ from ingot.serve.engine.messages import (
     Step,
     ToEngine,
     TokenLogprob,
+    Vector,
+    VectorKind,
 )
+from ingot.serve.engine.orders import Orders
+from ingot.serve.engine.vector_values import vector_bytes
 from ingot.serve.llm import LLM
 
 
@@ -75,59 +82,73 @@ def _serve(channel: Channel) -> None:
         raise InternalError(f"the first message is {type(first).__name__}", expected="Start")
     llm = LLM(first.artifact, **first.options)
     requests = _Requests(llm, channel)
-    channel.send(Ready(requests.max_num_seqs, llm.timings))
+    channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors))
     for message in rest:
         requests.take(message)
     prepares = True
     while True:
-        working = requests.engine.has_unfinished()
+        working = requests.can_step
         for message in channel.receive(wait=not working and not prepares):
             requests.take(message)
             prepares = True
-        if requests.engine.has_unfinished():
+        if requests.can_step:
             requests.step()
         else:
             prepares = prepares and llm.idle()
 
 
 class _Requests:
-    """The engine, and how much of each output was sent. `max_num_seqs`: sequences that a step can hold."""
+    """The engine, and how much of each output was sent.
+
+    max_num_seqs   sequences that a step can hold
+    vectors        what the model's vectors are; None for a model that generates tokens
+    """
 
     def __init__(self, llm: LLM, channel: Channel) -> None:
         self.engine: Any = llm.llm_engine
+        self.vectors = _vector_kind(self.engine)
         self.max_num_seqs = self.engine.occupancy.free_rows
         self._channel = channel
         self._sent: dict[int, list[_Sent]] = {}
+        self._orders = Orders(self.engine, channel, self._add)
+
+    @property
+    def can_step(self) -> bool:
+        """Return whether there is a step to run, and the engine is not paused."""
+        return self._orders.steps and bool(self.engine.has_unfinished())
 
     def take(self, message: ToEngine) -> None:
         """Do what a message says."""
         match message:
-            case Add():
-                self._add(message)
+            case Add() | Pool():
+                if not self._orders.keep(message):
+                    self._add(message)
+                self._send_counts_of_pause()
             case Abort(key):
-                if self._sent.pop(key, None) is not None:
+                if not self._orders.forget(key) and self._sent.pop(key, None) is not None:
                     self.engine.abort(str(key))
+                    self._orders.after_step()
+                self._send_counts_of_pause()
+            case Order():
+                self._orders.take(message)
             case ResetPrefixCache():
                 self._channel.send(PrefixCacheReset(self.engine.reset_prefix_cache()))
                 self._channel.send(Step([], self._stats()))
             case Start():
                 raise InternalError("a second Start", expected="one, as the first message")
 
-    def _add(self, message: Add) -> None:
-        from ingot.runtime.engine import Engine, EngineRequest
-        from ingot.runtime.prompt import Prompt
+    def _send_counts_of_pause(self) -> None:
+        """Send the counts of requests while the engine is paused, because no step sends them."""
+        if not self._orders.steps:
+            self._channel.send(Step([], self._stats()))
 
+    def _add(self, message: Add | Pool) -> None:
         try:
-            if not isinstance(self.engine, Engine):
-                raise RequestError(
-                    "the model makes vectors and no tokens",
-                    expected="an artifact whose entry 'main' has an ending that samples",
-                )
-            params = SamplingParams(**message.params)
-            prompt = Prompt(None, message.prompt_ids, message.cache_salt)
-            self.engine.add_requests(
-                [EngineRequest(str(message.key), prompt, params, message.stream, message.priority)]
-            )
+            if isinstance(message, Pool):
+                self._add_pooling(message)
+                sequences = 0
+            else:
+                sequences = self._add_sampling(message)
         except IngotError as error:
             self._channel.send(Refused(message.key, encode_error(error)))
             return
@@ -136,22 +157,58 @@ class _Requests:
             fault = InternalError(f"the request failed: {type(error).__name__}: {error}")
             self._channel.send(Refused(message.key, encode_error(fault)))
             return
-        self._sent[message.key] = [_Sent() for _ in range(params.n)]
+        self._sent[message.key] = [_Sent() for _ in range(sequences)]
+
+    def _add_sampling(self, message: Add) -> int:
+        """Queue a request for tokens, and return its number of sequences. Raises RequestError."""
+        from ingot.runtime.engine import Engine, EngineRequest
+        from ingot.runtime.prompt import Prompt
+
+        if not isinstance(self.engine, Engine):
+            raise RequestError(
+                "the model makes vectors and no tokens",
+                expected="an artifact whose entry 'main' has an ending that samples",
+                hint="send the request to /v1/embeddings, /classify or /pooling",
+            )
+        params = SamplingParams(**message.params)
+        prompt = Prompt(None, message.prompt_ids, message.cache_salt)
+        self.engine.add_requests([EngineRequest(str(message.key), prompt, params, message.stream, message.priority)])
+        return params.n
+
+    def _add_pooling(self, message: Pool) -> None:
+        """Queue a request for a vector. Raises RequestError."""
+        from ingot.runtime.pooling_engine import PoolingRequest
+        from ingot.runtime.pooling_params import PoolingParams
+        from ingot.runtime.prompt import Prompt
+
+        if self.vectors is None:
+            raise RequestError(
+                "the model makes tokens and no vectors",
+                expected="an artifact whose entry 'main' has the ending 'pool'",
+            )
+        prompt = Prompt(None, message.prompt_ids, message.cache_salt)
+        params = PoolingParams(**message.params)
+        self.engine.add_requests([PoolingRequest(str(message.key), prompt, params, message.priority)])
 
     def step(self) -> None:
         """Do one step and send what is new. Sends a message after every step, so that the server sees the progress."""
         deltas: list[Delta] = []
+        vectors: list[Vector] = []
         for output in self.engine.step():
             key = int(output.request_id)
-            deltas += _new(key, output, self._sent[key])
+            if isinstance(output, EmbeddingOutput):
+                vectors.append(_vector(key, output))
+            else:
+                deltas += _new(key, output, self._sent[key])
             if output.finished:
                 del self._sent[key]
-        self._channel.send(Step(deltas, self._stats()))
+        self._channel.send(Step(deltas, self._stats(), vectors))
+        self._orders.after_step()
 
     def _stats(self) -> Stats:
         now, cache = self.engine.occupancy, self.engine.prefix_cache_stats
         return Stats(
-            now.waiting,
+            now.waiting + self._orders.num_kept,
             now.running,
             now.pages_held,
             now.pages_releasing,
@@ -161,6 +218,19 @@ class _Requests:
             cache.queries,
             cache.hits,
         )
+
+
+def _vector_kind(engine: Any) -> VectorKind | None:
+    from ingot.runtime.pooling_engine import PoolingEngine
+
+    if not isinstance(engine, PoolingEngine):
+        return None
+    return VectorKind(engine.width, engine.unit, engine.classes)
+
+
+def _vector(key: int, output: EmbeddingOutput) -> Vector:
+    values = vector_bytes(array("f", output.embedding))
+    return Vector(key, values, output.finish_reason, output.stop_reason, output.num_cached_tokens)
 
 
 class _Sent:

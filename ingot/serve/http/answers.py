@@ -1,6 +1,6 @@
 """Parts that several routes share: usage, the ids of answers, cache salts, JSON responses, and how answers are sent."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -9,6 +9,16 @@ from starlette.responses import Response
 from ingot.serve.http.event_stream import Answer, EventStream
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.sampling_fields import SamplingFields, StreamOptions
+
+
+class RequestFields(Protocol):
+    """The fields that the requests of all routes have: the client's id of a request, and its cache salt."""
+
+    @property
+    def request_id(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
 
 
 class PromptDetails(msgspec.Struct):
@@ -32,12 +42,12 @@ def usage_of(generation: Generation) -> Usage:
     return Usage(prompt, output, prompt + output, PromptDetails(generation.num_cached))
 
 
-def answer_id(prefix: str, request: Request, fields: SamplingFields) -> str:
+def answer_id(prefix: str, request: Request, fields: RequestFields) -> str:
     """Return the id of an answer, such as "cmpl-7f…": the prefix, and the request's id from its fields or headers."""
     return f"{prefix}-{fields.request_id or request.state.request_id}"
 
 
-def cache_salt(request: Request, fields: SamplingFields) -> str | None:
+def cache_salt(request: Request, fields: RequestFields) -> str | None:
     """Return the salt of a request in the prefix cache: its own, and the owner of its API key. None: no salt.
 
     So no client can measure by the time of an answer what clients with other keys have sent."""

@@ -18,13 +18,25 @@ from ingot.serve.http.errors import HttpError, http_error
 from ingot.serve.http.guard import Guard
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
-from ingot.serve.http.routes import chat, completions, health, messages, models, responses, tokens
+from ingot.serve.http.routes import (
+    chat,
+    classify,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    responses,
+    scores,
+    server_info,
+    tokens,
+)
 from ingot.serve.http.serving import Serving
 
 log = logging.getLogger("ingot.serve")
 
 
-_ROUTES = (chat, completions, health, messages, models, responses, tokens)
+_ROUTES = (chat, classify, completions, embeddings, health, messages, models, responses, scores, server_info, tokens)
 
 
 def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
@@ -43,10 +55,7 @@ def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
         ]
     for routes in _ROUTES:
         app.include_router(routes.router)
-    app.add_exception_handler(HttpError, _answer)
-    app.add_exception_handler(IngotError, _answer)
-    app.add_exception_handler(HTTPException, _answer_framework)
-    app.add_exception_handler(Exception, _answer)
+    add_error_handlers(app)
     guarded: ASGIApp = Guard(app, options)
     if options.allowed_origins:
         # Before the guard: a browser first asks without a key whether its page may send a request.
@@ -58,6 +67,14 @@ def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
             expose_headers=("X-Request-Id",),
         )
     return guarded, serving
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let an application answer all errors in OpenAI's form."""
+    app.add_exception_handler(HttpError, _answer)
+    app.add_exception_handler(IngotError, _answer)
+    app.add_exception_handler(HTTPException, _answer_framework)
+    app.add_exception_handler(Exception, _answer)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -11,35 +11,37 @@ from types import FrameType
 
 import uvicorn
 
-from ingot.ir.errors import EngineDeadError, OptionError
+from ingot.ir.errors import EngineDeadError
 from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.admin.options import AdminOptions
+from ingot.serve.http.admin.server import admin_server
 from ingot.serve.http.app import make_app
 from ingot.serve.http.connection import limited_protocol
+from ingot.serve.http.listening import address_of, listening
 from ingot.serve.http.options import HttpOptions
 
 log = logging.getLogger("ingot.serve")
-# Connections that the kernel keeps until the server accepts them: uvicorn's default, for bursts of clients.
-_BACKLOG = 2048
 
 
-def serve(llm: AsyncLLM, options: HttpOptions) -> None:
-    """Serve a model until SIGTERM or SIGINT, then let running requests end.
+def serve(llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None) -> None:
+    """Serve a model until SIGTERM or SIGINT, then let running requests end. `admin` has the operators' socket.
 
     Raises OptionError if the server cannot listen, the error of the engine if it cannot start, and EngineDeadError if
     it dies too often.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    with _listening(options) as listening:
-        server = Server(llm, options)
+    with listening(options) as clients:
+        server = Server(llm, options, admin)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(server.serve_until_signal(listening))
+            runner.run(server.serve_until_signal(clients))
 
 
 class Server(uvicorn.Server):
     """The HTTP server of one model. It ends normally after a signal; uvicorn's class raises the signal again."""
 
-    def __init__(self, llm: AsyncLLM, options: HttpOptions) -> None:
+    def __init__(self, llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None) -> None:
         app, self._serving = make_app(llm, options)
+        self._admin = admin or AdminOptions()
         config = uvicorn.Config(
             app,
             http=limited_protocol(options),
@@ -71,14 +73,15 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = self._serving.draining = True
 
-    async def serve_until_signal(self, listening: socket.socket) -> None:
+    async def serve_until_signal(self, clients: socket.socket) -> None:
         """Start the engine, and serve requests from a listening socket until a signal.
 
         Raises the error of an engine that cannot start. If the engine dies too often, stop and raise EngineDeadError.
         """
-        watching = asyncio.create_task(self._watch_engine(_address(self._serving.options, listening)))
+        watching = asyncio.create_task(self._watch_engine(address_of(self._serving.options, clients)))
         try:
-            await self.serve(sockets=[listening])
+            async with admin_server(self._serving, self._admin):
+                await self.serve(sockets=[clients])
         finally:
             if not watching.done():
                 watching.cancel()
@@ -97,48 +100,3 @@ class Server(uvicorn.Server):
             raise EngineDeadError("the engine died too often", hint="the messages above say why")
         finally:
             self.should_exit = self._serving.draining = True
-
-
-@contextlib.contextmanager
-def _listening(options: HttpOptions) -> Iterator[socket.socket]:
-    """Yield a listening socket, and remove a Unix socket's file at the end. Raises OptionError as `_listen` does."""
-    with contextlib.closing(_listen(options)) as listening:
-        try:
-            yield listening
-        finally:
-            if options.uds is not None:
-                options.uds.unlink(missing_ok=True)
-
-
-def _listen(options: HttpOptions) -> socket.socket:
-    """Return a listening socket. Raises OptionError if the address cannot be used."""
-    where = str(options.uds) if options.uds is not None else f"{options.host}:{options.port}"
-    try:
-        if options.uds is not None:
-            listening = socket.socket(socket.AF_UNIX)
-            with contextlib.suppress(FileNotFoundError):
-                if options.uds.is_socket():
-                    options.uds.unlink()  # of a server that was killed
-            listening.bind(str(options.uds))
-        else:
-            family, kind, *_, address = socket.getaddrinfo(
-                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listening = socket.socket(family, kind)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-        listening.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise OptionError(
-            f"the server cannot listen: {error}", where=where, hint="choose another --host, --port or --uds"
-        ) from None
-    return listening
-
-
-def _address(options: HttpOptions, listening: socket.socket) -> str:
-    """Return the server's address for readers of the log."""
-    if options.uds is not None:
-        return f"unix:{options.uds}"
-    port = listening.getsockname()[1]
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{port}{options.root_path}"

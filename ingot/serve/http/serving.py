@@ -33,7 +33,8 @@ class Serving:
     @property
     def ready(self) -> bool:
         """Return whether a request would be served now."""
-        return self.llm.engine.state == "ready" and not self.draining
+        engine = self.llm.engine
+        return engine.state == "ready" and not engine.paused and not self.draining
 
     def model_name(self, requested: str | None) -> str:
         """Return the model's name for the answer to a request that names the model `requested`. None: the first name.

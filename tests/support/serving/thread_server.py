@@ -32,6 +32,10 @@ class EngineThread:
         self._thread.start()
         self.started.append(self)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def kill(self) -> None:
         """Ends the connection, after which the thread ends."""
         with contextlib.suppress(OSError):  # it has ended
@@ -49,7 +53,7 @@ class _Server(Server):
 
 
 class ThreadServer(ServerClient):
-    """A server on a Unix socket. `options` are fields of HttpOptions and arguments of AsyncLLM.
+    """A server on a Unix socket. `options` are fields of HttpOptions, arguments of AsyncLLM, and AdminOptions `admin`.
 
     The engine is one of the class that `start_process` has been patched with.
     """
@@ -57,9 +61,10 @@ class ThreadServer(ServerClient):
     def __init__(self, artifact: Path, folder: Path, **options: Any) -> None:
 
         named = {name: options.pop(name) for name in [*options] if name in HttpOptions.__dataclass_fields__}
+        admin = options.pop("admin", None)
         self._llm = AsyncLLM(artifact, limits=options.pop("limits", EngineLimits()), **options)
         uds = folder / "socket"
-        self._server = _Server(self._llm, HttpOptions(**{"model_names": ("tiny",), "uds": uds, **named}))
+        self._server = _Server(self._llm, HttpOptions(**{"model_names": ("tiny",), "uds": uds, **named}), admin)
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(uds))
         self._listening.listen(100)

@@ -16,7 +16,9 @@ router = APIRouter()
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Answer 200 while the server can serve, or will again: also while the engine starts. Else 503."""
-    return Response(status_code=200 if serving_of(request).llm.engine.state in ("starting", "ready") else 503)
+    return Response(
+        status_code=200 if serving_of(request).llm.engine.state in ("starting", "ready", "sleeping") else 503
+    )
 
 
 @router.get("/ready")

@@ -1,0 +1,1 @@
+"""The routes of operators, on a socket of their own: pause, sleep, caches, profiles."""
