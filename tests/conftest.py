@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from chromium import chromium_path
+from chromium import FLAGS, chromium_path
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Two workers with two OpenMP threads each on two cores wait for each other in spin loops: one thread a worker, set
 # before torch is imported and inherited by subprocesses.
@@ -110,3 +113,17 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str
         return compiled[key]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for tests with the marker `browser`. While it is open, this thread has a running event loop, so that
+    `asyncio.run` fails: it ends with each module."""
+    from playwright.sync_api import sync_playwright
+
+    found = chromium_path()
+    assert found, "INGOT_REQUIRE_BROWSER is set, and there is no Chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield opened
+        opened.close()

@@ -23,7 +23,7 @@ from ingot.cli.commands.inspect import inspect_artifact
 from ingot.cli.commands.report import report_artifact
 from ingot.cli.commands.run import run_model
 from ingot.cli.commands.run_batch import run_batch_file
-from ingot.cli.commands.serve import serve_model
+from ingot.cli.commands.serve import SERVE_SOURCES, serve_model
 from ingot.cli.commands.target import show_target
 from ingot.cli.commands.verify import verify_artifact
 from ingot.cli.commands.why_miss import why_artifacts_differ
@@ -54,7 +54,7 @@ INGOT.command(check_checkpoints, name="check", usage="Usage: ingot check CHECKPO
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
 INGOT.command(run_batch_file, name="run-batch", usage="Usage: ingot run-batch -i FILE -o FILE --model MODEL [OPTIONS]")
-INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]")
+INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]", config=SERVE_SOURCES)
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
@@ -92,6 +92,9 @@ def run(app: App, arguments: Sequence[str]) -> int:
         command, bound, *_ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _refuse(app, error)
+    except IngotError as error:  # of a file with options
+        _complain(str(error))
+        return error.exit_code
     return _guarded(lambda: command(*bound.args, **bound.kwargs))
 
 

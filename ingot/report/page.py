@@ -6,12 +6,14 @@ import hashlib
 import html
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 
 from ingot.cli.console import size_text
 from ingot.report.data import Report
 from ingot.report.lines import program_lines
 from ingot.report.payload import compressed, report_value
+from ingot.web import shared_files
 
 STYLES = (
     "colours.css",
@@ -26,6 +28,7 @@ STYLES = (
 MODULES = (
     "dom.js",
     "format.js",
+    "step_names.js",
     "payload.js",
     "program.js",
     "layers.js",
@@ -125,5 +128,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
+@cache
 def _read(name: str) -> str:
-    return files("ingot.report").joinpath("page", name).read_text(encoding="utf-8")
+    own = files("ingot.report").joinpath("page", name)
+    return (own if own.is_file() else shared_files()[name]).read_text(encoding="utf-8")

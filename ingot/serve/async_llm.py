@@ -12,6 +12,7 @@ from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, Re
 from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams, changed_fields
+from ingot.serve.default_params import OF_MODEL
 from ingot.serve.engine.client import EngineClient, EngineLimits
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta, TokenLogprob
@@ -29,8 +30,9 @@ class AsyncLLM:
     """A language model that generates tokens, or embeds prompts, for concurrent callers of one event loop.
 
     `model` and `revision` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is a Jinja file
-    that replaces the model's chat template. `limits` bounds the queue and the restarts of the engine. `options` are the
-    other arguments of `LLM`.
+    that replaces the model's chat template. `generation_config` says where the sampling parameters of requests without
+    any come from: "auto" is the model, "none" no file, else it is a folder with a generation_config.json.
+    `limits` bounds the queue and the restarts of the engine. `options` are the other arguments of `LLM`.
 
         async with AsyncLLM("build/pico.ingot") as llm:
             async for output in llm.generate("def f", SamplingParams(max_tokens=8), "request-0"):
@@ -46,13 +48,14 @@ class AsyncLLM:
         *,
         revision: str | None = None,
         chat_template: Path | None = None,
+        generation_config: str = OF_MODEL,
         limits: EngineLimits | None = None,
         **options: Any,
     ) -> None:
         compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
         if revision is not None:
             compile_options["revision"] = revision
-        self.model = ServedModel.open(find_artifact(model, compile_options), chat_template)
+        self.model = ServedModel.open(find_artifact(model, compile_options), chat_template, generation_config)
         self.model.check_chat_template()
         engine_options = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
         self.engine = EngineClient(self.model.artifact, engine_options, limits or EngineLimits())

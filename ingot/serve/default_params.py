@@ -1,11 +1,14 @@
-"""The sampling fields of a model's generation_config.json."""
+"""The sampling fields of a generation_config.json: of the model, or of a folder that an operator names."""
 
 from pathlib import Path
 
-from ingot.ir.errors import ArtifactError, RequestError
+from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.runtime.sampling_params import SamplingParams
 
 _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_FILE = "generation_config.json"
+OF_MODEL = "auto"
+_WITHOUT = ("none", "vllm")  # vLLM's word, as in its command lines
 
 
 def default_sampling_params(artifact: Path) -> SamplingParams:
@@ -13,9 +16,31 @@ def default_sampling_params(artifact: Path) -> SamplingParams:
 
     Fields that the file lacks keep the class's defaults. Raises ArtifactError for an invalid value.
     """
+    return _read(artifact / "tokenizer" / _FILE)
+
+
+def chosen_sampling_params(artifact: Path, source: str) -> SamplingParams:
+    """Return SamplingParams for requests without params, from the `source` that an operator has chosen.
+
+    source   "auto": the artifact's file, as in `default_sampling_params`; "none" or "vllm": the class's defaults; or
+             else the path of a folder with a generation_config.json
+
+    Raises OptionError if the folder has no such file, ArtifactError if a file cannot be read or has an invalid value.
+    """
+    if source == OF_MODEL:
+        return default_sampling_params(artifact)
+    if source in _WITHOUT:
+        return SamplingParams()
+    file = Path(source) / _FILE
+    if not file.is_file():
+        expected = f'"{OF_MODEL}", "none", or a folder with a {_FILE}'
+        raise OptionError(f"--generation-config is {source[:200]!r}, and {file} is not there", expected=expected)
+    return _read(file)
+
+
+def _read(file: Path) -> SamplingParams:
     from ingot.runtime.tokenizer import read_json
 
-    file = artifact / "tokenizer" / "generation_config.json"
     config = read_json(file)
     try:
         return SamplingParams(**{name: config[name] for name in _FIELDS if config.get(name) is not None})

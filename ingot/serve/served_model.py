@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.ir.artifact.manifest_file import MANIFEST
-from ingot.ir.errors import ArtifactError, RequestError
+from ingot.ir.errors import ArtifactError, IngotError, RequestError
+from ingot.runtime.chat.files import read_templates
 from ingot.runtime.chat.renderer import Renderer
 from ingot.runtime.chat.template import ChatOptions, ChatTemplate
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
-from ingot.serve.default_params import default_sampling_params
+from ingot.runtime.tokenizer import Tokenizer, read_json
+from ingot.serve.default_params import OF_MODEL, chosen_sampling_params
 
 Value = TypeVar("Value")
 _FACTS = ("model", "target", "versions", "request_key")
@@ -45,8 +46,14 @@ class ServedModel:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, artifact: Path, chat_template: Path | None = None) -> "ServedModel":
-        """Read an artifact's manifest and tokenizer. The engine checks the artifact's digests. Raises ArtifactError."""
+    def open(
+        cls, artifact: Path, chat_template: Path | None = None, generation_config: str = OF_MODEL
+    ) -> "ServedModel":
+        """Read an artifact's manifest and tokenizer. The engine checks the artifact's digests.
+
+        `generation_config` is the source of `defaults`, as in `chosen_sampling_params`. Raises ArtifactError, or
+        OptionError if there is no such source.
+        """
         where = artifact / MANIFEST
         try:
             manifest = json.loads(where.read_bytes())
@@ -57,7 +64,7 @@ class ServedModel:
             raise ArtifactError(f"the manifest cannot be read: {error!r:.200}", where=str(where)) from None
         folder = artifact / "tokenizer"
         tokenizer = Tokenizer.load(folder, eos) if (folder / "tokenizer.json").is_file() else None
-        defaults = default_sampling_params(artifact)
+        defaults = chosen_sampling_params(artifact, generation_config)
         name, facts = str(manifest["name"]), {part: manifest.get(part) for part in _FACTS}
         return cls(artifact, name, vocab_size, max_seq_len, tokenizer, defaults, chat_template, facts)
 
@@ -78,6 +85,17 @@ class ServedModel:
         """Raise ArtifactError if the chat template is malformed. A model without one is no error."""
         if self.tokenizer is not None and self.chat_template is not None:
             self._chat  # noqa: B018 - reads it
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Return whether conversations can be rendered: there is a tokenizer, and a chat template that can be read."""
+        folder = self.artifact / "tokenizer"
+        try:
+            return self.tokenizer is not None and bool(
+                self.chat_template or read_templates(folder, read_json(folder / "tokenizer_config.json"))
+            )
+        except IngotError:
+            return False
 
     @cached_property
     def _chat(self) -> ChatTemplate:

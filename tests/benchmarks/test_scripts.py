@@ -207,6 +207,16 @@ def test_traces_are_timed_by_depth(
 
 
 @pytest.mark.slow
+@pytest.mark.browser
+def test_the_page_is_timed_in_a_browser(
+    results: ModuleType, call: Callable[..., None], committed: None, artifact: Path, tmp_path: Path
+) -> None:
+    call("first_paint", artifact, "--tries", 2, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert 0 < figures["first_paint"].value < figures["usable"].value and len(figures["usable"].values) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["inductor", "reference"])
 def test_a_model_of_a_billion_parameters_takes_what_its_plan_says(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
     from torch import fx
 
     from ingot.debug.explained import BucketCosts
@@ -139,16 +137,3 @@ def _times() -> tuple[list[CallTime], StepTime]:
         "NVIDIA H200", 10**12, 10**15, "constants", True, 5e-6, 12e-6, None, None, kind_times(calls, 12e-6, None), gaps
     )
     return calls, step
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    from chromium import FLAGS, chromium_path
-    from playwright.sync_api import sync_playwright
-
-    found = chromium_path()
-    assert found, "INGOT_REQUIRE_BROWSER is set, and there is no Chromium"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
-        yield opened
-        opened.close()

@@ -24,6 +24,7 @@ from ingot.ir.parse import parse_type
 from ingot.report.data import Step, linked
 from ingot.report.page import MODULES, STYLES, joined_modules, report_page
 from ingot.report.payload import compressed, delta
+from ingot.web import shared_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,8 +189,9 @@ def test_the_payload_has_no_sign_of_markup() -> None:
 
 def test_modules_import_from_those_in_front_of_them() -> None:
     exported: dict[str, set[str]] = {}
+    found = {**shared_files(), **{file.name: file for file in PAGE.iterdir()}}
     for name in MODULES:
-        text = PAGE.joinpath(name).read_text(encoding="utf-8")
+        text = found[name].read_text(encoding="utf-8")
         for names, source in re.findall(r'^import \{([^}]*)\} from "\./([\w.]+)";$', text, re.MULTILINE):
             wanted = {one.strip() for one in names.split(",")} - {""}
             assert wanted <= exported[source], f"{name} imports {wanted - exported[source]} from {source}"
@@ -198,7 +200,8 @@ def test_modules_import_from_those_in_front_of_them() -> None:
         exported[name] = set(re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", text, re.MULTILINE))
     names = [one for module in exported.values() for one in module]
     assert len(names) == len(set(names)), "all modules share one scope for what they export"
-    assert {file.name for file in PAGE.iterdir()} == {*MODULES, *STYLES, "page.html"}
+    assert found.keys() == {*MODULES, *STYLES, "page.html"}
+    assert not shared_files().keys() & {file.name for file in PAGE.iterdir()}
     assert not re.search(r"^(import|export) ", joined_modules(), re.MULTILINE)
 
 

@@ -55,6 +55,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": 1}, "stream_options"),
     ({"priority": 1}, "priority"),
+    ({"priority": 10**30}, "priority"),
+    ({"priority": -(2**64)}, "priority"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"suffix": "x"}, "suffix"),
     ({"logit_bias": {"1": 2.0}}, "logit_bias"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import HttpServer
+from http_server import HttpServer, until
 from thread_server import ThreadServer, thread_server
 
 import ingot.cli.main as cli
@@ -59,6 +60,10 @@ assert not {slow} & sys.modules.keys()
         (("{artifact}", "--max-queue", "0"), "--max-queue"),
         (("{artifact}", "--chat-template", "nowhere.jinja"), "nowhere.jinja"),
         (("{artifact}", "--host", "no such host"), "cannot listen"),
+        (("{artifact}", "--port", "0", "--ssl-keyfile", "key.pem"), "--ssl-keyfile without --ssl-certfile"),
+        (("{artifact}", "--port", "0", "--otlp-traces-endpoint", "localhost:4317"), "--otlp-traces-endpoint is"),
+        (("{artifact}", "--generation-config", "nowhere"), "--generation-config is 'nowhere'"),
+        (("{artifact}", "--log-format", "xml"), "--log-format"),
         (("{artifact}", "--max-num-seqs", "9", "--port", "0"), "max_num_seqs is 9"),  # found by the engine
     ],
 )
@@ -104,7 +109,7 @@ def test_keys_are_needed_on_every_route_but_the_probes(guarded: ThreadServer) ->
             assert refused.status_code == 401, path
             assert refused.json()["error"]["code"] == "invalid_api_key" and refused.headers["x-request-id"]
     assert guarded.http.post("/v1/completions", json={"prompt": "a"}).status_code == 401
-    for path in ("/health", "/ready"):
+    for path in ("/health", "/ready", "/", "/ui/main.js"):
         assert guarded.http.get(path).status_code == 200
     for key in ("first", "second", "third", "fourth"):
         models = guarded.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -114,8 +119,10 @@ def test_keys_are_needed_on_every_route_but_the_probes(guarded: ThreadServer) ->
 def test_the_log_of_requests_shows_no_key(
     guarded: ThreadServer, server: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "ingot.requests")
     guarded.http.get("/v1/models", headers={"Authorization": "Bearer first"})
-    assert '"GET /llm/v1/models HTTP/1.1" 200' in caplog.text
+    line = re.compile('"GET /llm/v1/models HTTP/1.1" 200 in [0-9.]+ s, id [0-9a-f]{32}')
+    until(lambda: line.search(caplog.text), 10)  # it follows the answer
     assert "Bearer" not in caplog.text and "first" not in caplog.text
     server.http.get("/v1/models")
     assert "GET /" not in server.log.read_text(), "without --access-log"
@@ -168,7 +175,8 @@ def test_request_ids(server: HttpServer) -> None:
     for bad in ("a b", "x" * 200):
         made = server.http.post("/v1/completions", json=body, headers={"X-Request-Id": bad})
         assert made.headers["x-request-id"] not in (bad, "") and " " not in made.json()["id"]
-    assert server.http.get("/nowhere").headers["x-request-id"]
+    missing = server.http.get("/nowhere")
+    assert missing.headers["x-request-id"] and missing.headers["x-content-type-options"] == "nosniff"
 
 
 def test_an_unknown_field_is_a_warning(server: HttpServer) -> None:
@@ -195,7 +203,7 @@ def test_options_of_the_command(chat_artifact: Path, tmp_path: Path) -> None:
         for key in ("first", "third", "fourth"):
             models = server.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
             assert [one["id"] for one in models.json()["data"]] == ["a"]
-        assert '"GET /v1/models HTTP/1.1" 200' in server.log.read_text()
+        until(lambda: '"GET /v1/models HTTP/1.1" 200' in server.log.read_text(), 10)
         assert server.stop() == 0 and not (tmp_path / "socket").exists()
     finally:
         server.close()

@@ -7,27 +7,40 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ingot.cli.commands import Flag
+from ingot.cli.option_sources import OptionSources
 from ingot.ir.errors import OptionError
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 _KEY_VARIABLE, _ADMIN_KEY_VARIABLE = "INGOT_API_KEY", "INGOT_ADMIN_KEY"
+# The command line goes before variables, and these before the file of --config.
+SERVE_SOURCES = OptionSources(
+    "INGOT_SERVE_", {"api-key": f"set {_KEY_VARIABLE}", "admin-key": f"set {_ADMIN_KEY_VARIABLE}"}
+)
 
 
 def serve_model(
     model: str,
     /,
     *,
+    config: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     uds: Path | None = None,
     root_path: str = "",
+    ssl_certfile: Path | None = None,
+    ssl_keyfile: Path | None = None,
+    ssl_ca_certs: Path | None = None,
     api_key: Several = (),
     served_model_name: Several = (),
     chat_template: Path | None = None,
+    generation_config: str = "auto",
     allowed_origin: Several = (),
     allowed_host: Several = (),
+    no_ui: Flag = False,
     strict: Flag = False,
     access_log: Flag = False,
+    log_format: Literal["text", "json"] = "text",
+    otlp_traces_endpoint: str | None = None,
     drain_seconds: int = 30,
     read_seconds: float = 30.0,
     admin_uds: Path | None = None,
@@ -53,6 +66,9 @@ def serve_model(
     ----------
     model
         An artifact folder, or a checkpoint: a folder or a repository on the hub, which is compiled first and cached.
+    config
+        A YAML file with options by name, as in `port: 8000`. The command line, then variables such as
+        INGOT_SERVE_PORT, go before it.
     host
         The address to listen on; 0.0.0.0 for all.
     port
@@ -61,20 +77,35 @@ def serve_model(
         The path of a Unix socket to listen on instead.
     root_path
         The prefix of all paths, if a proxy passes it on.
+    ssl_certfile
+        A certificate with its chain, as a PEM file: the server then speaks HTTPS.
+    ssl_keyfile
+        The private key of the certificate, as a PEM file. Default: in the same file.
+    ssl_ca_certs
+        Certificates of authorities, as a PEM file. Clients must then present a certificate that one of them signed.
     api_key
         A key that clients must send; may be repeated. The variable INGOT_API_KEY has further ones, separated by commas.
     served_model_name
         A name of the model for clients; may be repeated. Default: "pico" for pico.ingot, and MODEL as given.
     chat_template
         A Jinja file that replaces the model's chat template.
+    generation_config
+        A folder whose generation_config.json has the sampling defaults of requests; "auto" is the model's, "none" (or
+        vLLM's "vllm") is no file.
     allowed_origin
         An origin of web pages that may send requests, as https://chat.example; may be repeated; "*" for all.
     allowed_host
         A further value of the header Host on a loopback address without keys, as a proxy sends it; may be repeated.
+    no_ui
+        Do not serve the chat page at `/`.
     strict
         Refuse requests with unknown fields, instead of logging a warning.
     access_log
-        Log each request.
+        Log each request at its end.
+    log_format
+        Lines of text, or of JSON.
+    otlp_traces_endpoint
+        The URL of an OpenTelemetry collector, which gets a span for each request by OTLP over HTTP.
     drain_seconds
         After SIGTERM, how long running requests may take.
     read_seconds
@@ -141,8 +172,14 @@ def serve_model(
         api_keys=tuple(key.strip() for key in keys if key.strip()),
         allowed_origins=allowed_origin,
         allowed_hosts=allowed_host,
+        ui=not no_ui,
         strict=strict,
         access_log=access_log,
+        log_format=log_format,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_ca_certs=ssl_ca_certs,
         drain_seconds=drain_seconds,
         read_seconds=read_seconds,
         max_stored_responses=max_stored_responses,
@@ -154,6 +191,7 @@ def serve_model(
     llm = AsyncLLM(
         model,
         chat_template=chat_template,
+        generation_config=generation_config,
         limits=EngineLimits(max_waiting=max_queue),
         memory=memory,
         num_kv_pages=num_kv_pages,

@@ -2,8 +2,9 @@
 
 import { code, indented, opName, backendTag, splitArguments } from "./code.js";
 import { button, h } from "./dom.js";
-import { plural, stepName } from "./format.js";
+import { plural } from "./format.js";
 import { lineText } from "./program.js";
+import { stepName } from "./step_names.js";
 
 const LISTED = 40; // maximum users shown; those of positions or masks would fill the page
 

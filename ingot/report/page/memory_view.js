@@ -2,7 +2,8 @@
 
 import { stackedBar } from "./bars.js";
 import { h, svg } from "./dom.js";
-import { bucketName, bytes } from "./format.js";
+import { bytes } from "./format.js";
+import { bucketName } from "./step_names.js";
 
 const WIDTH = 1000;
 const HEIGHT = 180;

@@ -2,8 +2,9 @@
 
 import { backendTag } from "./code.js";
 import { h } from "./dom.js";
-import { bucketName, bytes, count, plural, seconds } from "./format.js";
+import { bytes, count, plural, seconds } from "./format.js";
 import { matcher } from "./search.js";
+import { bucketName } from "./step_names.js";
 
 const FIELDS = "key name op layer backend region flops bytes seconds candidates refusals".split(" ");
 const PORTION = 200; // rows made at once

@@ -2,8 +2,9 @@
 
 import { stackedBar } from "./bars.js";
 import { h, svg } from "./dom.js";
-import { bucketName, bytes, count, microseconds, plural } from "./format.js";
+import { bytes, count, microseconds, plural } from "./format.js";
 import { rooflinePlot } from "./roofline.js";
+import { bucketName } from "./step_names.js";
 
 const FIELDS = "name kind flops bytes roofline taken".split(" ");
 const WIDTH = 1000; // in the drawing's own units; it is scaled to the available width

@@ -2,7 +2,8 @@
 
 import { stackedBar } from "./bars.js";
 import { h } from "./dom.js";
-import { plural, seconds, stepName } from "./format.js";
+import { plural, seconds } from "./format.js";
+import { stepName } from "./step_names.js";
 
 const EXE_SHOWN = 12; // hexadecimal digits of an executable's id: enough to distinguish a few thousand
 

@@ -2,7 +2,8 @@
 
 import { countTags } from "./code.js";
 import { button, h } from "./dom.js";
-import { bucketName, seconds, stepName } from "./format.js";
+import { seconds } from "./format.js";
+import { bucketName, stepName } from "./step_names.js";
 
 const LEAST_SHOWN = 0.02; // share of the slowest pass: a shorter bar would be a dot
 

@@ -175,11 +175,13 @@ class EngineClient:
             )
 
     def _send_request(self, message: Message, key: int, answer: DeltaStream | VectorAnswer, num_sequences: int) -> None:
+        # Before the request is counted, so that a message that cannot be encoded leaves no trace. Answers come in
+        # a later pass of the event loop.
+        self._send(message)
         if not self._streams:
             self._last_sign = time.monotonic()
         self._streams[key] = answer, num_sequences
         self._num_sequences += num_sequences
-        self._send(message)
 
     def _send(self, message: Message) -> None:
         """Send a message to the engine. Raises EngineDeadError if none is ready."""

@@ -6,10 +6,10 @@ FD is the engine's end of a Unix socket pair. The process ends when the server c
 and SIGTERM: a service manager sends them to all processes of a service, and the server still drains its requests.
 """
 
+import logging
 import signal
 import socket
 import sys
-import traceback
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,12 +41,16 @@ from ingot.serve.engine.messages import (
 from ingot.serve.engine.orders import Orders
 from ingot.serve.engine.vector_values import vector_bytes
 from ingot.serve.llm import LLM
+from ingot.serve.logs import set_up_logs
+
+log = logging.getLogger("ingot.engine")
 
 
 def main() -> None:
     """Serve the requests of the socket in the first argument until the server closes it. Exit with 1 on errors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    set_up_logs(None, logging.WARNING)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     if not serve_connection(connection):
@@ -67,7 +71,7 @@ def serve_connection(connection: socket.socket) -> bool:
         except ServerGone:
             raise
         except Exception as error:
-            traceback.print_exc()
+            log.exception("the engine failed")
             channel.send(Failed(encode_error(InternalError(f"the engine failed: {type(error).__name__}: {error}"))))
         channel.close()
     except ServerGone:
@@ -153,7 +157,7 @@ class _Requests:
             self._channel.send(Refused(message.key, encode_error(error)))
             return
         except Exception as error:  # a fault of this program that one request causes ends that request alone
-            traceback.print_exc()
+            log.exception("a request failed")
             fault = InternalError(f"the request failed: {type(error).__name__}: {error}")
             self._channel.send(Refused(message.key, encode_error(fault)))
             return

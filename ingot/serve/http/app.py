@@ -1,6 +1,7 @@
 """The application: the routes, the guard, and the form of all errors."""
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -18,6 +19,7 @@ from ingot.serve.http.errors import HttpError, http_error
 from ingot.serve.http.guard import Guard
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
+from ingot.serve.http.request_log import RequestLog
 from ingot.serve.http.routes import (
     chat,
     classify,
@@ -26,12 +28,14 @@ from ingot.serve.http.routes import (
     health,
     messages,
     models,
+    page,
     responses,
     scores,
     server_info,
     tokens,
 )
 from ingot.serve.http.serving import Serving
+from ingot.serve.http.tracing import Tracing
 
 log = logging.getLogger("ingot.serve")
 
@@ -39,8 +43,11 @@ log = logging.getLogger("ingot.serve")
 _ROUTES = (chat, classify, completions, embeddings, health, messages, models, responses, scores, server_info, tokens)
 
 
-def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
-    """Return the application that serves a model, and the state of its routes. The caller starts and closes `llm`."""
+def make_app(llm: AsyncLLM, options: HttpOptions, tracer_provider: Any = None) -> tuple[ASGIApp, Serving]:
+    """Return the application that serves a model, and the state of its routes. The caller starts and closes `llm`.
+
+    tracer_provider   OpenTelemetry's provider for the spans of requests; None: there are no spans
+    """
     # No pages of documentation: they load scripts from elsewhere.
     app = FastAPI(title="Ingot", docs_url=None, redoc_url=None)
     serving = Serving(llm, options, Metrics(llm.engine, options.model_names[0]))
@@ -55,8 +62,12 @@ def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
         ]
     for routes in _ROUTES:
         app.include_router(routes.router)
+    if options.ui:
+        app.include_router(page.router)
     add_error_handlers(app)
-    guarded: ASGIApp = Guard(app, options)
+    # Inside the guard: a request without a key cannot fill the collector.
+    traced = app if tracer_provider is None else Tracing(app, tracer_provider, options.model_names[0])
+    guarded: ASGIApp = Guard(traced, options)
     if options.allowed_origins:
         # Before the guard: a browser first asks without a key whether its page may send a request.
         guarded = CORSMiddleware(
@@ -66,6 +77,8 @@ def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
             allow_headers=("*",),
             expose_headers=("X-Request-Id",),
         )
+    if options.access_log:
+        guarded = RequestLog(guarded)
     return guarded, serving
 
 

@@ -10,9 +10,10 @@ from ingot.runtime.prompt import Prompt
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
-from ingot.serve.http.errors import HttpError
+from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.serving import Serving
+from ingot.serve.http.tracing import add_to_span
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's `receive`
 
@@ -39,12 +40,15 @@ class Generation:
     ) -> None:
         if serving.draining:
             raise HttpError(503, "the server is shutting down", code="shutting_down")
+        # The form of messages to the engine has integers of 64 bits.
+        checked(400, "priority", priority, abs(priority) < 1 << 63, "an integer of 64 bits")
         self.prompts, self.params = prompts, params
         self.num_cached = self.num_tokens = 0
         self._streams: list[DeltaStream] = []
         self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
         self._first: tuple[int, list[Delta]] | None = None
         self._watching: asyncio.Task[None] | None = None
+        add_to_span(self)
         try:
             for prompt, one in zip(prompts, params, strict=True):
                 self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
@@ -57,6 +61,11 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         """Return the tokens of all prompts together."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Return the seconds to the first token. None: there was none yet, or the request is not streamed."""
+        return min((one.first_token_s for one in self._times if one.first_token_s is not None), default=None)
 
     async def begin(self, receive: Receive) -> None:
         """Wait for the first deltas, so that an error before them has a status of its own. Raises the engine's errors.
@@ -145,6 +154,11 @@ class _Times:
         self._tokens = 0
         self._ended = False
         self.num_cached = 0
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Return the seconds to the first token. None: there was none yet, or the request is not streamed."""
+        return None if self._first is None or not self._streamed else self._first - self._begin
 
     def count(self, delta: Delta) -> None:
         """Count the tokens of a delta, which has just arrived."""

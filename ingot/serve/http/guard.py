@@ -12,16 +12,17 @@ from ingot.serve.http.browser import browser_error
 from ingot.serve.http.error_forms import error_response, is_messages_path
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.options import HttpOptions
+from ingot.serve.http.routes.page import page_files
 
 # Probes of a cluster have no key. These two answer a status and no data.
-_OPEN_PATHS = ("/health", "/ready")
+_PROBES = ("/health", "/ready")
 # Ids go into headers, logs and answers: no spaces, no control characters, and not long.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
 class Guard:
-    """Adds an id to each request, and refuses requests without one of the keys, on all paths but those of probes. It
-    also refuses requests that web pages cause (`browser_error`).
+    """Adds an id to each request, and refuses requests without one of the keys, on all paths but those of probes and
+    of the page's own files. It also refuses requests that web pages cause (`browser_error`).
 
     A client's own X-Request-Id is kept. All answers have the header X-Request-Id. A key comes in the header
     Authorization, or else in x-api-key, as Anthropic's clients send it. Without keys in the options, none is needed.
@@ -30,6 +31,7 @@ class Guard:
     def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
         self._app, self._options = app, options
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
+        self._open_paths = {*_PROBES, *(page_files() if options.ui else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +49,7 @@ class Guard:
                 answered["X-Request-Id"] = request_id
                 if is_messages_path(scope):
                     answered["Request-Id"] = request_id  # the name that Anthropic's clients read
+                answered["X-Content-Type-Options"] = "nosniff"  # no browser takes a model's text for a page
             await send(message)
 
         error = browser_error(headers, self._options)
@@ -60,7 +63,7 @@ class Guard:
     def _tenant(self, path: str, headers: Headers) -> tuple[str, HttpError | None]:
         """Return a name for the owner of a request's key, "" if no key is needed; or the error for a request without a
         valid key. The name is a digest, so that the key itself goes no further."""
-        if not self._digests or path.removeprefix(self._options.root_path) in _OPEN_PATHS:
+        if not self._digests or path.removeprefix(self._options.root_path) in self._open_paths:
             return "", None
         kind, _, key = headers.get("authorization", "").partition(" ")
         if not kind and (given := headers.get("x-api-key")) is not None:

@@ -34,7 +34,7 @@ def address_of(options: HttpOptions, listening: socket.socket) -> str:
         return f"unix:{options.uds}"
     port = listening.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{port}{options.root_path}"
+    return f"{'http' if options.ssl_certfile is None else 'https'}://{host}:{port}{options.root_path}"
 
 
 def _listen(options: HttpOptions, mode: int | None, hint: str) -> socket.socket:

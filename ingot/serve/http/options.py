@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.serve.logs import LogFormat
+
 
 @dataclass(frozen=True)
 class HttpOptions:
@@ -14,6 +16,14 @@ class HttpOptions:
     allowed_origins  origins of web pages that may send requests, as "https://chat.example"; "*" for all
     allowed_hosts    further values of the header Host, if the server listens on the loopback address without keys
     model_names      names of the model for clients; the first is the one in answers
+    ssl_certfile     a certificate in PEM form, for TLS; None: plain HTTP
+    ssl_keyfile      its private key; None: it is in the same file
+    ssl_ca_certs     certificates of authorities: a client must then present a certificate of its own
+    access_log       log each request at its end
+    log_format       of all logs, also those of the engine's process: lines of text or of JSON
+    otlp_traces_endpoint
+                     the URL of a collector that takes spans by OTLP over HTTP; None: no spans
+    ui               serve the page at `/`
     strict           refuse requests with unknown fields, instead of logging a warning
     drain_seconds    after SIGTERM, how long running requests may take
     max_stored_responses
@@ -28,11 +38,17 @@ class HttpOptions:
     port: int = 8000
     uds: Path | None = None
     root_path: str = ""
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    otlp_traces_endpoint: str | None = None
+    ui: bool = True
     strict: bool = False
     access_log: bool = False
+    log_format: LogFormat = "text"
     drain_seconds: int = 30
     max_stored_responses: int = 1000
     max_body: int = 16 << 20

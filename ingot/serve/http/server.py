@@ -5,9 +5,9 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -19,6 +19,9 @@ from ingot.serve.http.app import make_app
 from ingot.serve.http.connection import limited_protocol
 from ingot.serve.http.listening import address_of, listening
 from ingot.serve.http.options import HttpOptions
+from ingot.serve.http.tls import tls_context
+from ingot.serve.http.tracing import make_provider
+from ingot.serve.logs import set_up_logs
 
 log = logging.getLogger("ingot.serve")
 
@@ -29,9 +32,13 @@ def serve(llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None
     Raises OptionError if the server cannot listen, the error of the engine if it cannot start, and EngineDeadError if
     it dies too often.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    with listening(options) as clients:
-        server = Server(llm, options, admin)
+    set_up_logs(options.log_format)
+    endpoint = options.otlp_traces_endpoint
+    with (
+        contextlib.nullcontext() if endpoint is None else _spans_sent(endpoint) as tracer_provider,
+        listening(options) as clients,
+    ):
+        server = Server(llm, options, admin, tracer_provider)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve_until_signal(clients))
 
@@ -39,24 +46,26 @@ def serve(llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None
 class Server(uvicorn.Server):
     """The HTTP server of one model. It ends normally after a signal; uvicorn's class raises the signal again."""
 
-    def __init__(self, llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None) -> None:
-        app, self._serving = make_app(llm, options)
+    def __init__(
+        self, llm: AsyncLLM, options: HttpOptions, admin: AdminOptions | None = None, tracer_provider: Any = None
+    ) -> None:
+        app, self._serving = make_app(llm, options, tracer_provider)
         self._admin = admin or AdminOptions()
+        context = tls_context(options)
         config = uvicorn.Config(
             app,
             http=limited_protocol(options),
             ws="none",
             lifespan="off",
             root_path=options.root_path,
+            ssl_context_factory=None if context is None else lambda _config, _default: context,
             log_level="warning",
             log_config=None,
-            access_log=options.access_log,
+            access_log=False,  # RequestLog has ids and seconds
             server_header=False,
             timeout_graceful_shutdown=options.drain_seconds,
         )
         super().__init__(config)
-        if options.access_log:
-            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -100,3 +109,13 @@ class Server(uvicorn.Server):
             raise EngineDeadError("the engine died too often", hint="the messages above say why")
         finally:
             self.should_exit = self._serving.draining = True
+
+
+@contextlib.contextmanager
+def _spans_sent(endpoint: str) -> Iterator[Any]:
+    """Yield a provider of tracers that sends spans to `endpoint`, and send the last ones at the end."""
+    provider = make_provider(endpoint)
+    try:
+        yield provider
+    finally:
+        provider.shutdown()

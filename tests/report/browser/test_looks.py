@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from contrast import contrasts
 from report_view import TABS, Show, number_of
 
 from ingot.report.data import Report
@@ -30,29 +31,6 @@ def test_it_is_light_or_dark_as_the_system_or_the_reader_says(show: Show, plain_
     light.reload()
     light.wait_for_selector("[role=tab]")
     assert brightness(light) < 60, "the choice stays"
-
-
-CONTRAST = """
-(selector) => {
-  const parse = (colour) => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  return [...document.querySelectorAll(selector)].slice(0, 3).map((element) => {
-    let behind = element;
-    const ground = () => getComputedStyle(behind).backgroundColor;
-    while (behind.parentElement && parse(ground())[3] === 0) behind = behind.parentElement;
-    const [one, two] = [getComputedStyle(element).color, ground()].map((colour) => light(parse(colour)));
-    return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
-  });
-}
-"""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -82,7 +60,7 @@ def test_text_stands_out_from_its_ground(show: Show, region_report: Report, dark
         ),
         *(".link", ".inspector dt", ".backend", ".tag", ".brand", "[role=tab]"),
     ):
-        found = page.evaluate(CONTRAST, selector)
+        found = contrasts(page, selector)
         # WCAG 2.2, 1.4.3: at least 4.5 for text of this size.
         assert found and min(found) >= 4.5, f"{selector}: {found}"
 

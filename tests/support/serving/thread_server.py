@@ -53,21 +53,23 @@ class _Server(Server):
 
 
 class ThreadServer(ServerClient):
-    """A server on a Unix socket. `options` are fields of HttpOptions, arguments of AsyncLLM, and AdminOptions `admin`.
+    """A server on a Unix socket, or with `tcp` on a port of the loopback address, which browsers need. `options` are
+    fields of HttpOptions, arguments of AsyncLLM, `tracer_provider`, and AdminOptions `admin`.
 
     The engine is one of the class that `start_process` has been patched with.
     """
 
-    def __init__(self, artifact: Path, folder: Path, **options: Any) -> None:
-
+    def __init__(self, artifact: Path, folder: Path, *, tcp: bool = False, **options: Any) -> None:
         named = {name: options.pop(name) for name in [*options] if name in HttpOptions.__dataclass_fields__}
-        admin = options.pop("admin", None)
+        provider, admin = options.pop("tracer_provider", None), options.pop("admin", None)
         self._llm = AsyncLLM(artifact, limits=options.pop("limits", EngineLimits()), **options)
-        uds = folder / "socket"
-        self._server = _Server(self._llm, HttpOptions(**{"model_names": ("tiny",), "uds": uds, **named}), admin)
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(uds))
+        uds = None if tcp else folder / "socket"
+        http = HttpOptions(**{"model_names": ("tiny",), "uds": uds, **named})
+        self._server = _Server(self._llm, http, admin, provider)
+        self._listening = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+        self._listening.bind(("127.0.0.1", 0) if tcp else str(uds))
         self._listening.listen(100)
+        url = f"http://127.0.0.1:{self._listening.getsockname()[1]}" if tcp else f"unix:{uds}"
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve_until_signal(self._listening)), name="server", daemon=True
         )
@@ -76,7 +78,7 @@ class ThreadServer(ServerClient):
         while self._llm.engine.state == "starting" and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self._llm.engine.state == "ready"
-        super().__init__(f"unix:{uds}")
+        super().__init__(url)
 
     def drain(self) -> None:
         """What the server does at SIGTERM."""

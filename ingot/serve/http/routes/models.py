@@ -37,4 +37,5 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_seq_len,
+        "has_chat_template": model.has_chat_template,
     }

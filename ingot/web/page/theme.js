@@ -1,6 +1,6 @@
 // Light or dark: the system's setting, until the reader chooses.
 
-const KEY = "ingot-report-theme";
+const KEY = "ingot-theme";
 
 /** A browser may store nothing for a local file; then the choice lasts as long as the page is open. */
 function stored(action) {
