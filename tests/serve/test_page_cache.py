@@ -41,7 +41,7 @@ def test_files_enter_and_leave_the_page_cache(tmp_path: Path) -> None:
     with weights.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached(weights):
+    if cached(weights) > PAGES // 4:
         pytest.skip("this file system keeps files in memory")
     read_into_page_cache(tmp_path)
     assert cached(weights) == PAGES
