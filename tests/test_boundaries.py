@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
-FRONT = ("bench", "compile", "debug", "hub", "report", "rounding", "serve")  # folders of the front door, beside `cli`
+# Folders of the front door, beside `cli`.
+FRONT = ("bench", "compile", "debug", "harness", "hub", "report", "rounding", "serve", "vllm_api")
 SHELVES = ("artifact", "cache", "diff", "features", "formats", "machine", "numerics", "ops")  # folders of `ir`
 CONTRACTS = {
     contract["id"]: contract
@@ -78,6 +79,8 @@ ALLOWED = [
     ("ingot.serve.async_llm", "ingot.serve.engine.client"),
     ("ingot.serve.engine.process", "ingot.serve.llm"),
     ("ingot.bench.part", "ingot.serve.part"),
+    ("ingot.harness.part", "ingot.serve.part"),
+    ("ingot.vllm_api.part", "ingot.serve.part"),
     ("ingot.debug.part", "ingot.compile.part"),
     ("ingot.debug.part", "ingot.cli.views.part"),
     ("ingot.report.part", "ingot.debug.part"),
@@ -108,6 +111,9 @@ FORBIDDEN = [
     ("front-door", "ingot.runtime.__init__", "ingot"),
     ("front-door", "ingot.backends.one.load", "ingot.cli.commands.part"),
     *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("bench", "compile", "debug", "report")),
+    *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("harness", "vllm_api")),
+    *(("other-interfaces", "ingot.harness.part", f"ingot.{folder}.part") for folder in ("compile", "cli.commands")),
+    *(("other-interfaces", "ingot.vllm_api.part", f"ingot.{folder}.part") for folder in ("bench", "frontend")),
     *(("serve", "ingot.serve.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
     ("serve", "ingot.serve.part", "ingot.cli.progress"),
     ("server", "ingot.serve.http.part", "ingot.serve.llm"),

@@ -18,6 +18,7 @@ from ingot.cli.commands.bisect import bisect_artifact
 from ingot.cli.commands.check import check_checkpoints
 from ingot.cli.commands.compile import compile_checkpoint
 from ingot.cli.commands.diff import diff_artifacts
+from ingot.cli.commands.eval import evaluate_model
 from ingot.cli.commands.explain import explain_artifact
 from ingot.cli.commands.inspect import inspect_artifact
 from ingot.cli.commands.report import report_artifact
@@ -56,6 +57,7 @@ INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [
 INGOT.command(run_batch_file, name="run-batch", usage="Usage: ingot run-batch -i FILE -o FILE --model MODEL [OPTIONS]")
 INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]", config=SERVE_SOURCES)
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
+INGOT.command(evaluate_model, name="eval", usage="Usage: ingot eval MODEL [LM-EVAL OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
 INGOT.command(report_artifact, name="report", usage="Usage: ingot report ARTIFACT -o NAME.html")

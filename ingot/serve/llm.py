@@ -20,7 +20,7 @@ from ingot.serve.find_artifact import find_artifact
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
     from ingot.runtime.cuda.graphs.choice import Capture
-    from ingot.runtime.engine import Engine
+    from ingot.runtime.engine import Engine, EngineRequest
     from ingot.runtime.loader import Loaded
     from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
     from ingot.runtime.pooling_engine import PoolingEngine
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ingot.runtime.prompt import Prompt, PromptLike
     from ingot.runtime.scheduler_config import Policy
     from ingot.runtime.tokenizer import Tokenizer
+    from ingot.serve.progress import UseTqdm
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -51,6 +52,7 @@ class LLM:
     disable_cascade_attn     decode steps on a GPU never use cascade attention. Cascade attention reads a shared prefix
                              once for all its sequences. By default it is used where it is faster
     scheduling_policy        "fcfs", or "priority": `generate` then accepts priorities
+    max_model_len            the most tokens of a sequence, prompt and output together; default: as compiled
     max_num_seqs             the most sequences in a step; default: as compiled
     max_num_batched_tokens   the most tokens in a step; default: as compiled
     max_num_mixed_tokens     the most prompt tokens in a step that also decodes a streamed request; default: 2048. A low
@@ -75,6 +77,7 @@ class LLM:
         enable_prefix_caching: bool | None = None,
         disable_cascade_attn: bool = False,
         scheduling_policy: "Policy" = "fcfs",
+        max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_num_mixed_tokens: int | None = None,
@@ -106,6 +109,7 @@ class LLM:
         )
         self._engine = make_engine(
             self._loaded,
+            max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_mixed_tokens=max_num_mixed_tokens,
@@ -174,17 +178,28 @@ class LLM:
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: "UseTqdm" = False,
         priority: Sequence[int] | None = None,
     ) -> "list[RequestOutput]":
         """Complete every prompt and return the outputs in the prompts' order.
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. A dict may have a "cache_salt":
         only prompts with an equal salt share cached pages. With the scheduling policy "priority", a prompt with a lower
-        `priority` number runs earlier and is preempted later. Raises RequestError if one prompt cannot be served; then
-        none has run.
+        `priority` number runs earlier and is preempted later. `use_tqdm` shows a progress bar; a callable such as
+        `tqdm` makes it. Raises RequestError if one prompt cannot be served; then none has run.
         """
-        outputs = self._run(prompts, sampling_params, priority, stream=False)
-        finished = {out.request_id: out for out in outputs if out.finished}
+        from ingot.serve.progress import progress
+
+        requests = self._requests(prompts, sampling_params, priority, stream=False)
+        bar = progress(use_tqdm, len(requests), "Processed prompts")
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for out in self._queued(requests):
+                if out.finished:
+                    finished[out.request_id] = out
+                    bar.update(1)
+        finally:
+            bar.close()
         return [finished[key] for key in sorted(finished, key=int)]
 
     def stream(
@@ -201,7 +216,7 @@ class LLM:
         number runs earlier. Closing the iterator aborts the unfinished requests. Raises RequestError if a prompt cannot
         be served.
         """
-        return self._run(prompts, sampling_params, priority, stream=True)
+        return self._queued(self._requests(prompts, sampling_params, priority, stream=True))
 
     def embed(
         self,
@@ -298,14 +313,14 @@ class LLM:
 
         return ChatTemplate(self._loaded.artifact.folder / "tokenizer", self._loaded.tokenizer, Renderer())
 
-    def _run(
+    def _requests(
         self,
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         *,
         stream: bool,
-    ) -> "Iterator[RequestOutput]":
+    ) -> "list[EngineRequest]":
         from ingot.serve.set_up import make_requests
 
         if self._pools:
@@ -315,7 +330,7 @@ class LLM:
                 expected="an artifact whose entry 'main' has an ending that samples",
                 hint="call embed for the vectors of prompts",
             )
-        requests = make_requests(
+        return make_requests(
             prompts,
             sampling_params,
             ids=self._ids,
@@ -323,7 +338,6 @@ class LLM:
             priority=priority,
             stream=stream,
         )
-        return self._queued(requests)
 
     @property
     def _pools(self) -> bool:

@@ -29,6 +29,7 @@ from ingot.runtime.step_outputs import VECTORS
 def make_engine(
     loaded: Loaded,
     *,
+    max_model_len: int | None = None,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     max_num_mixed_tokens: int | None,
@@ -40,6 +41,7 @@ def make_engine(
 ) -> Engine | PoolingEngine:
     """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
 
+    max_model_len            the most tokens of a sequence; None: the limit of the artifact
     max_num_seqs             the most sequences in a step; None: the limit of the artifact
     max_num_batched_tokens   the most tokens in a step; None: the limit of the artifact
     max_num_mixed_tokens     the most prompt tokens in a step that also decodes a streamed request; None:
@@ -59,7 +61,7 @@ def make_engine(
         max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
         max_tokens=_within("max_num_batched_tokens", max_num_batched_tokens, limits.max_tokens),
         max_mixed_tokens=_within("max_num_mixed_tokens", max_num_mixed_tokens, limits.max_tokens, DEFAULT_MIXED_TOKENS),
-        max_seq_len=limits.max_seq_len,
+        max_seq_len=_within("max_model_len", max_model_len, limits.max_seq_len),
         page_size=limits.page_size,
         chunked_prefill=chunked_prefill and not whole,
         prefix_caching=_prefix_caching(prefix_caching, loaded.plan),

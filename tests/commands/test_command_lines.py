@@ -22,6 +22,7 @@ COMMANDS = (
     "bisect",
     "check",
     "diff",
+    "eval",
     "explain",
     "inspect",
     "report",

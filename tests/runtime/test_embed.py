@@ -8,49 +8,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from changed_definition import change_definition
+from pooled_decoder import pool_by
 from staged import interpreted
-from torch import nn
 
 from ingot import LLM, IngotError, PoolingParams, SamplingParams, bisect, compile_model
 from ingot.bench.engine import open_engine
 from ingot.ir import ops
 from ingot.ir.errors import OptionError, PassError, RequestError
-from ingot.ir.features import EndingUse, FedSequence, fed_of, step_values
-from ingot.ir.types import TensorType
-from ingot.models.architectures import Entry
-from ingot.models.blocks.decoder import Decoder
+from ingot.ir.features import FedSequence, fed_of, step_values
 from ingot.runtime.pooling_engine import PoolingEngine
 
 pytestmark = pytest.mark.xdist_group("embed")
 PICO = Path(__file__).parents[2] / "models" / "pico"
 LIMITS: dict[str, Any] = {"backend": "reference", "max_batch": 3, "max_tokens": 24, "max_seq_len": 64}
 TEXTS = ["def f(x):", "import os", "class Stack:\n    def push(self, item):\n        self.items.append(item)\n", "x"]
-INPUTS = {name: TensorType(torch.int32, ("T",)) for name in ("tokens", "positions", "token_seqs")}
-
-
-class Hidden(nn.Module):
-    """A decoder without its head."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, tokens: Any, positions: Any, token_seqs: Any) -> torch.Tensor:
-        at = self.decoder.at(positions, token_seqs)
-        h = self.decoder.embed(tokens, at)
-        for layer in self.decoder.layers:
-            h = layer(h, at)
-        return self.decoder.norm(h)
-
-
-def pool_by(patch: pytest.MonkeyPatch, **attributes: int | str) -> None:
-    ending = EndingUse("pool", tuple(attributes.items()))
-
-    def entries(spec: Any, decoder: Decoder) -> dict[str, Entry]:
-        return {"main": Entry(Hidden(decoder), INPUTS, ("hidden",), ending)}
-
-    change_definition(patch, "Qwen3ForCausalLM", more_entries=entries)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Models for evaluation harnesses. Each needs its harness installed, which Ingot does not require."""

@@ -1,0 +1,85 @@
+"""vLLM's offline interface, for programs that were written for vLLM: only their imports and paths change.
+
+    from ingot.vllm_api import LLM, EngineArgs, SamplingParams
+
+Every name is imported from this module, also those that vLLM keeps in submodules. New programs use `ingot.LLM`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+    from ingot.runtime.pooling_params import PoolingParams
+    from ingot.vllm_api.argument_parser import FlexibleArgumentParser
+    from ingot.vllm_api.engine_args import EngineArgs
+    from ingot.vllm_api.llm import LLM
+    from ingot.vllm_api.llm_engine import LLMEngine
+    from ingot.vllm_api.outputs import (
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from ingot.vllm_api.prompts import LoRARequest, TextPrompt, TokensPrompt
+    from ingot.vllm_api.sampling_params import SamplingParams, StructuredOutputsParams
+    from ingot.vllm_api.script_helpers import cleanup_dist_env_and_memory, print_embeddings
+
+_HERE = "ingot.vllm_api"
+# Loaded on first use, so that `--help` of a script needs no torch.
+_HOMES = {
+    "CompletionOutput": "ingot.runtime.outputs",
+    "Logprob": "ingot.runtime.outputs",
+    "RequestOutput": "ingot.runtime.outputs",
+    "PoolingParams": "ingot.runtime.pooling_params",
+    "FlexibleArgumentParser": f"{_HERE}.argument_parser",
+    "EngineArgs": f"{_HERE}.engine_args",
+    "LLM": f"{_HERE}.llm",
+    "LLMEngine": f"{_HERE}.llm_engine",
+    "EmbeddingOutput": f"{_HERE}.outputs",
+    "EmbeddingRequestOutput": f"{_HERE}.outputs",
+    "PoolingOutput": f"{_HERE}.outputs",
+    "PoolingRequestOutput": f"{_HERE}.outputs",
+    "ScoringOutput": f"{_HERE}.outputs",
+    "ScoringRequestOutput": f"{_HERE}.outputs",
+    "LoRARequest": f"{_HERE}.prompts",
+    "TextPrompt": f"{_HERE}.prompts",
+    "TokensPrompt": f"{_HERE}.prompts",
+    "SamplingParams": f"{_HERE}.sampling_params",
+    "StructuredOutputsParams": f"{_HERE}.sampling_params",
+    "cleanup_dist_env_and_memory": f"{_HERE}.script_helpers",
+    "print_embeddings": f"{_HERE}.script_helpers",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "FlexibleArgumentParser",
+    "LLMEngine",
+    "LoRARequest",
+    "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "cleanup_dist_env_and_memory",
+    "print_embeddings",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module '{_HERE}' has no attribute '{name}'")

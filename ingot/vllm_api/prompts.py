@@ -1,0 +1,77 @@
+"""vLLM's types of prompts and adapters, and the arguments of a call that Ingot refuses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from ingot.ir.errors import RequestError
+from ingot.runtime.prompt import Prompt
+
+
+class TextPrompt(TypedDict):
+    """A prompt of text. Only prompts with an equal `cache_salt` share cached pages."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt of token ids. `prompt` is their text, which outputs repeat. Only prompts with an equal `cache_salt`
+    share cached pages."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """An adapter (LoRA) for a request: a name, a number that identifies it, and its folder.
+
+    A request with an adapter is refused, because Ingot does not serve adapters yet.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+
+
+def read_forms(prompts: Any) -> Any:
+    """Return vLLM's prompt, or a list of them, as Ingot's. Keys whose value is None are left out. The engine checks the
+    rest."""
+    if isinstance(prompts, list | tuple):
+        return [read_forms(one) if isinstance(one, Mapping) else one for one in prompts]
+    if not isinstance(prompts, Mapping):
+        return prompts
+    given = {name: value for name, value in prompts.items() if value is not None}
+    if given.keys() - {"cache_salt"} == {"prompt", "prompt_token_ids"} and isinstance(given["prompt"], str):
+        return Prompt(given["prompt"], given["prompt_token_ids"], given.get("cache_salt"))
+    return given
+
+
+# Arguments of vLLM's `generate`, `chat`, `embed` and `add_request` that have no meaning here, with the reason.
+_REFUSED = {
+    "lora_request": "adapters are not served yet; merge the adapter into the checkpoint and compile that",
+    "tokenization_kwargs": "the artifact's tokenizer has no options for a call; pass token ids",
+    "mm_processor_kwargs": "models take text only",
+    "prompt_embeds": "prompts are texts or token ids",
+    "trace_headers": "requests are not traced",
+    "chat_template_content_format": "messages are passed as their chat template expects them",
+    "reset_running_requests": "unfinished requests keep their pages",
+    "reset_connector": "KV caches are not stored elsewhere",
+}
+
+
+def refuse_arguments(where: str, arguments: dict[str, object]) -> None:
+    """Raise RequestError for an argument of a call that Ingot does not support, with the reason.
+
+    where       the name of the method, for the message
+    arguments   name -> value. None, False, "auto", and an empty list or dict mean that the argument is not used.
+    """
+    for name, value in arguments.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if all(one is None or one is False or one in ("auto", {}) for one in values):
+            continue
+        if name not in _REFUSED:
+            raise RequestError(f"unknown argument '{name}'", where=where, expected=", ".join(_REFUSED))
+        raise RequestError(f"{name} is not supported", where=where, expected=f"no {name}", hint=_REFUSED[name])
