@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +58,8 @@ class AsyncLLM:
             compile_options["revision"] = revision
         self.model = ServedModel.open(find_artifact(model, compile_options), chat_template, generation_config)
         self.model.check_chat_template()
+        if (longest := options.get("max_model_len")) is not None:  # the engine refuses a bad one
+            self.model = replace(self.model, max_seq_len=longest)
         engine_options = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
         self.engine = EngineClient(self.model.artifact, engine_options, limits or EngineLimits())
         self._threads = TextThreads()

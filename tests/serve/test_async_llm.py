@@ -216,3 +216,18 @@ def test_bad_options(chat_artifact: Path, options: dict[str, Any], error: type[I
 
     with pytest.raises(error):
         run(chat_artifact, body, **options)
+
+
+def test_a_sequence_is_no_longer_than_the_option_says(chat_artifact: Path) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        assert llm.model.max_seq_len == 8
+        params = SamplingParams(max_tokens=50, ignore_eos=True)
+        outputs = [output async for output in llm.generate({"prompt_token_ids": [3, 4, 5]}, params)]
+        assert len(outputs[-1].outputs[0].token_ids) == 5
+        with pytest.raises(RequestError, match="at most 7"):
+            async for _ in llm.generate({"prompt_token_ids": [3] * 9}, params):
+                pass
+
+    run(chat_artifact, body, max_model_len=8)
+    with pytest.raises(OptionError, match="max_model_len is 0"):
+        run(chat_artifact, body, max_model_len=0)

@@ -52,6 +52,7 @@ def serve_model(
     max_stored_responses: int = 1000,
     memory: int | None = None,
     num_kv_pages: int | None = None,
+    max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_num_mixed_tokens: int | None = None,
@@ -128,6 +129,8 @@ def serve_model(
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
         Pages of the KV cache, instead of --memory.
+    max_model_len
+        Most tokens of a sequence, prompt and output together. Default: as compiled.
     max_num_seqs
         Most sequences in a step. Default: as compiled.
     max_num_batched_tokens
@@ -195,6 +198,7 @@ def serve_model(
         limits=EngineLimits(max_waiting=max_queue),
         memory=memory,
         num_kv_pages=num_kv_pages,
+        max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_mixed_tokens=max_num_mixed_tokens,

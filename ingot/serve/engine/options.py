@@ -8,6 +8,7 @@ ENGINE_OPTIONS = frozenset(
         "enable_prefix_caching",
         "disable_cascade_attn",
         "scheduling_policy",
+        "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_mixed_tokens",
