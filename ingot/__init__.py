@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from ingot.ir.errors import IngotError
     from ingot.ir.machine.target import Target
     from ingot.runtime.artifact import Artifact, open_artifact
+    from ingot.runtime.beam_search_params import BeamSearchParams
+    from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
     from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.sampling_params import SamplingParams
@@ -26,6 +28,9 @@ _HOMES = {
     "LLM": "ingot.serve.llm",
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",
+    "BeamSearchOutput": "ingot.runtime.beams",
+    "BeamSearchParams": "ingot.runtime.beam_search_params",
+    "BeamSearchSequence": "ingot.runtime.beams",
     "CompletionOutput": "ingot.runtime.outputs",
     "EmbeddingOutput": "ingot.runtime.outputs",
     "Logprob": "ingot.runtime.outputs",
@@ -38,6 +43,9 @@ __all__ = [
     "LLM",
     "Artifact",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompileReport",
     "CompletionOutput",
     "EmbeddingOutput",

@@ -22,6 +22,7 @@ from ingot.ir.features import (
     find_input,
 )
 from ingot.ir.ops import OPS
+from ingot.ir.ops.logit_edits import EditParts
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.types import Dim, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
@@ -160,8 +161,11 @@ class _Builder:
             like = tensor_type(self._value(row.like, f"row {row.name}"))
             dtype, shape = like.dtype, like.shape[1:]
         else:
-            vocab = {"vocab": tensor_type(self.values["logits"]).shape[-1]} if "vocab" in row.shape else {}
-            sizes = {**self.attributes, **vocab}
+            sizes = dict(self.attributes)
+            if "logits" in self.values:
+                vocab = tensor_type(self.values["logits"]).shape[-1]
+                assert isinstance(vocab, int)
+                sizes |= {"vocab": vocab, "edit_words": EditParts(vocab).words}
             dtype, shape = row.dtype, tuple(int(sizes[one]) if isinstance(one, str) else one for one in row.shape)
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 

@@ -9,6 +9,7 @@ import numpy as np
 from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features import Fed, PromptLogprobRows
 from ingot.ir.features.request_view import Array
+from ingot.runtime.edited_rows import changed_rows
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.shared_prefixes import sharing_of
@@ -166,6 +167,7 @@ def build_step(
         inputs.stamp = None
         inputs.fill(fed)
         inputs.stamp = stamp
+    inputs.edits = changed_rows(tables.edited, sampled) if tables.edited else ()
     inputs.recounts = tuple([_recount(chunk) for chunk in chunks if chunk.recounts])
     return StepBatch(step, tuple(decodes), tuple(chunks), sampled, inputs, scored, counts)
 

@@ -55,11 +55,10 @@ def _drafts(
     running   the number of sequences in the new step
     chunks    the chunks that the new step has so far
 
-    The number is 0 for a request with penalties, and before min_tokens. Otherwise sampled tokens would depend on the
-    number of drafts.
+    The number is 0 for a request with penalties or bad words of several tokens, and before min_tokens. Otherwise
+    sampled tokens would depend on the number of drafts.
     """
-    params = request.params
-    if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
+    if not request.takes_drafts or request.num_known < len(request.prompt_ids) + request.params.min_tokens:
         return 0
     step = config.max_tokens - running - sum(chunk.length - 1 for chunk in chunks)
     wanted = min(config.max_drafts, request.max_total - request.num_tokens - 1, step)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.ir.errors import RequestError
@@ -11,6 +11,7 @@ from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
 from ingot.runtime.growing import SoFar
+from ingot.runtime.logit_edits import LogitEdits, edits_of
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prompt import Prompt, PromptLike
@@ -128,6 +129,11 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's end tokens that its vocabulary contains."""
+        return self._eos_ids
+
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
     ) -> None:
@@ -157,6 +163,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                     where="SamplingParams.stop_token_ids",
                     expected=f"an integer in [0, {self._vocab_size - 1}]",
                 )
+        prompt = _truncated(prompt, params, self._scheduler.config.max_seq_len)
         tokenizer = self._tokenizer if params.detokenize else None
         if params.stop and tokenizer is None:
             raise RequestError(
@@ -166,6 +173,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         sequences: list[_Sequence] = []
         prompt_ids = list(prompt.token_ids)  # a copy: callers get the other list
         cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
+        edits: LogitEdits | None = None
         for index in range(params.n):
             request = Request(
                 Given(
@@ -181,6 +189,8 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
             )
             if index == 0:
                 self._check(request)
+                edits = self._edits(request)
+            request.edits = edits
             if tokenizer is not None:
                 request.text = Detokenizer(tokenizer, params, prompt_ids, stops)
             sequences.append(_Sequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
@@ -196,6 +206,19 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                 where="SamplingParams.min_tokens",
                 expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
             )
+
+    def _edits(self, request: Request) -> LogitEdits | None:
+        """Return the logit edits of a request; None if it has none. Raises RequestError for invalid ones."""
+        params = request.params
+        assert isinstance(params, SamplingParams)
+        edits = edits_of(params, self._vocab_size, self._tokenizer)
+        if edits is not None and params.min_tokens and edits.allows_only(request.end_tokens()):
+            raise RequestError(
+                "allowed_token_ids and bad_words leave only end tokens, which min_tokens bans",
+                where="SamplingParams.min_tokens",
+                expected="0, or another token that may be chosen",
+            )
+        return edits
 
     def _read(self, handle: SampledStep) -> list[int]:
         return handle.tokens()
@@ -235,3 +258,11 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                 for index in range(row, row + count):
                     group.prompt_logprobs.add(logprobs, index)
             row += count
+
+
+def _truncated(prompt: Prompt, params: SamplingParams, max_seq_len: int) -> Prompt:
+    """Return the prompt with only its last tokens, if `params.truncate_prompt_tokens` limits their number."""
+    kept = params.truncate_prompt_tokens
+    if kept is None:
+        return prompt
+    return replace(prompt, token_ids=prompt.token_ids[-(max(1, max_seq_len - 1) if kept < 0 else kept) :])

@@ -73,9 +73,9 @@ class StepLauncher(Protocol):
         """Start a step on `inputs`, which are on the host, and return its handle without waiting. The caller must not
         change the inputs until `tokens()` of this step has returned.
 
-        The device's token counts, which penalties use, are first recomputed for the sequences in `inputs.recounts`.
-        Raises StepMemoryError if the device has no memory for the step. Parts of the caches and token counts of its
-        sequences may then be overwritten.
+        The device's token counts, which penalties use, are first recomputed for the sequences in `inputs.recounts`, and
+        the logit edits in `inputs.edits` are written. Raises StepMemoryError if the device has no memory for the step.
+        Parts of the caches and token counts of its sequences may then be overwritten.
         """
         ...
 

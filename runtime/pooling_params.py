@@ -21,9 +21,10 @@ class PoolingParams:
     dimensions: int | None = None
     normalize: bool | None = None
 
-    # The scheduler reads these of every request. A pooling request has no penalties, prompt_logprobs or stop tokens,
-    # and one result.
+    # The scheduler reads these of every request. A pooling request has no penalties, edits, prompt_logprobs or stop
+    # tokens, and one result.
     penalizes: ClassVar[bool] = False
+    edits_logits: ClassVar[bool] = False
     min_tokens: ClassVar[int] = 0
     max_tokens: ClassVar[int] = 1
     prompt_logprobs: ClassVar[None] = None

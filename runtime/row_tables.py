@@ -8,6 +8,7 @@ import numpy as np
 from ingot.ir.features import RowTable
 from ingot.ir.features.request_view import Array
 from ingot.ir.features.step_input import NUMPY_DTYPES
+from ingot.runtime.edited_rows import EditedRow
 from ingot.runtime.request import Request
 
 
@@ -26,6 +27,7 @@ class RowTables:
     state_write   for each row the state slot that its next step writes; None without per-sequence states
     values        name of a sampling value -> its array
     rows_using    name of a sampling value -> the rows whose requests set it
+    edited        the rows whose requests have logit edits, such as biases
     version       an object that is replaced when sampling values or state slots change
     """
 
@@ -36,6 +38,7 @@ class RowTables:
         self.num_pages = np.zeros(max_batch, np.int32)
         self.state_read = np.full(max_batch, -1, np.int32) if slots else None
         self.state_write = np.full(max_batch, -1, np.int32) if slots else None
+        self.edited: dict[int, EditedRow] = {}
         self.version = object()
         self._declared = tables
         self.values: dict[str, Array] = {
@@ -49,6 +52,8 @@ class RowTables:
     def set_request(self, row: int, request: Request) -> None:
         """Store the sampling values of `request`, which has just got this row."""
         self.version = object()
+        if request.edits is not None:
+            self.edited[row] = EditedRow(request)
         for one in self._declared:
             value, table = one.of(request), self.values[one.name]
             if value is None:
@@ -62,6 +67,11 @@ class RowTables:
                 assert isinstance(value, Sequence)
                 table[row] = one.nothing
                 table[row, : len(value)] = value
+
+    def rewrite_edits(self, row: int) -> None:
+        """Write the logit edits of a row again before the next step: the last step, which would have, did not run."""
+        if row in self.edited:
+            self.edited[row].bans = None
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
         """Append pages to the page table of a row.
@@ -106,5 +116,6 @@ class RowTables:
         for table in self.pages:
             table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
+        self.edited.pop(row, None)
         for rows in self.rows_using.values():
             rows.discard(row)

@@ -290,6 +290,7 @@ class Scheduler:
         for request in fed:
             # Part of the step may have run. Caches are written again, but token counts would count tokens twice.
             request.miscounted = request.params.penalizes
+            self._tables.rewrite_edits(request.row)
             request.denoises = False
             steady_decode.leave(request)
         if len(fed) == 1:
@@ -370,7 +371,7 @@ class Scheduler:
                 short = True
             elif not request.in_flight or request.miscounted:
                 chunks.append(next_chunk(request, 1, num_tokens, self.blocks.denoised))
-            elif self.config.max_drafts and not request.params.penalizes:
+            elif self.config.max_drafts and request.takes_drafts:
                 chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
             else:
                 held = self.pages.tokens_held(request)

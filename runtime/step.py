@@ -10,6 +10,7 @@ import torch
 from ingot.ir.errors import InternalError
 from ingot.ir.features import Fed, RowTable, StepInput, find_input, row_tables, step_inputs
 from ingot.ir.types import Size
+from ingot.runtime.edited_rows import RowEdit
 from ingot.runtime.token_counts import Recount
 
 
@@ -126,6 +127,7 @@ class StepInputs(dict[str, torch.Tensor]):
     sizes      the sizes of the step
     arrays     the inputs as numpy arrays over the same memory, by name
     recounts   the sequences whose token counts, for penalties, must be recomputed on the device before the step
+    edits      the rows of logit edits to write on the device before the step
     stamp      identifies the running sequences, or None. Steps with equal stamps differ only in the inputs that change
                in every step
     """
@@ -137,6 +139,7 @@ class StepInputs(dict[str, torch.Tensor]):
         self.sizes = sizes
         self.arrays = {name: view.numpy() for name, view in self.items()}
         self.recounts: tuple[Recount, ...] = ()
+        self.edits: tuple[RowEdit, ...] = ()
         self.stamp: tuple[bytes, object] | None = None
         self._fed: Fed | None = None
 
@@ -168,6 +171,7 @@ class StepInputs(dict[str, torch.Tensor]):
     def drop_requests(self) -> None:
         """Drop all references to requests. The buffer is used again, and would keep the requests alive."""
         self.recounts = ()
+        self.edits = ()
         self.fed.drop_requests()
 
     @property

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ingot.ir.ops.logit_edits import EditParts
+
 SLOTS, PAGES = 64, 64  # sequences, and entries of the page table: 1024 positions
 
 
@@ -105,27 +107,37 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
             return counts, whole(vocab, rows), whole(512, rows) + 1, order, order, prompt_ends
 
         yield Case("count_tokens", what, rows, counted)
+
+    def edited(what: str) -> tuple[torch.Tensor, ...]:
+        """Return the arguments of logit edits; without "edited" in the name of a case, no row has any."""
+        edits = all_of(-1, torch.int32, SLOTS, EditParts(vocab).words)
+        return edits, order if what.endswith("edited") else none, state
+
     for what, given, temperature, top_k, top_p, min_p in (
         ("greedy", logits, 0.0, 0, 1.0, 0.0),
         ("greedy, penalized", logits, 0.0, 0, 1.0, 0.0),
+        ("greedy, edited", logits, 0.0, 0, 1.0, 0.0),
         ("no cut", logits, 1.0, 0, 1.0, 0.0),
         ("min-p", logits, 1.0, 0, 1.0, 0.05),
+        ("typical-p", logits, 1.0, 0, 1.0, 0.0),
         ("top-k", logits, 1.0, 50, 1.0, 0.0),
         ("top-p, flat", logits, 1.0, 0, 0.9, 0.0),
         ("top-p, peaked", peaked, 1.0, 0, 0.9, 0.0),
         ("top-k, top-p, flat", logits, 0.7, 20, 0.8, 0.0),
         ("top-k, top-p, peaked", peaked, 0.7, 20, 0.8, 0.0),
     ):
-        columns = (all_of(temperature, f32), all_of(top_k), all_of(top_p, f32), all_of(min_p, f32), order.long(), order)
+        cuts = (all_of(top_k), all_of(top_p, f32), all_of(min_p, f32), all_of(0.9 if what == "typical-p" else 1.0, f32))
+        columns = (all_of(temperature, f32), *cuts, order.long(), order)
         penalized = what.endswith("penalized")
         by = (order if penalized else none, *(all_of(value, f32) for value in (1.1, 0.1, 0.1)))
 
         def sampled(
-            given: Callable[[], torch.Tensor] = given, columns: Any = columns, by: Any = by
+            given: Callable[[], torch.Tensor] = given, columns: Any = columns, by: Any = by, what: str = what
         ) -> tuple[torch.Tensor, ...]:
-            return given(), *columns, counts, *by, all_of(-1, torch.int32, rows, 16)
+            return given(), *columns, counts, *by, all_of(-1, torch.int32, rows, 16), *edited(what)
 
-        yield Case("sample", what, rows, sampled, asked=2 * row * penalized)  # it reads counts and writes logits
+        # It reads counts, and writes logits and reads them.
+        yield Case("sample", what, rows, sampled, asked=2 * row * (penalized or what.endswith("edited")))
     for what, count in (("nothing asked", -1), ("chosen alone", 0), ("20 tokens", 20)):
 
         def scored(count: int = count) -> tuple[torch.Tensor, ...]:

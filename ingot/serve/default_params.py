@@ -5,7 +5,11 @@ from pathlib import Path
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.runtime.sampling_params import SamplingParams
 
-_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# Names in the file, and those of the fields; vLLM takes the same ones.
+_FIELDS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
 _FILE = "generation_config.json"
 OF_MODEL = "auto"
 _WITHOUT = ("none", "vllm")  # vLLM's word, as in its command lines
@@ -43,6 +47,8 @@ def _read(file: Path) -> SamplingParams:
 
     config = read_json(file)
     try:
-        return SamplingParams(**{name: config[name] for name in _FIELDS if config.get(name) is not None})
+        return SamplingParams(
+            **{field: config[name] for name, field in _FIELDS.items() if config.get(name) is not None}
+        )
     except RequestError as error:
         raise ArtifactError(error.what, where=str(file), expected=error.expected) from None

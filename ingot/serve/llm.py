@@ -18,6 +18,8 @@ from ingot.serve.default_params import default_sampling_params
 from ingot.serve.find_artifact import find_artifact
 
 if TYPE_CHECKING:
+    from ingot.runtime.beam_search_params import BeamSearchParams
+    from ingot.runtime.beams import BeamSearchOutput
     from ingot.runtime.chat.template import ChatTemplate
     from ingot.runtime.cuda.graphs.choice import Capture
     from ingot.runtime.engine import Engine, EngineRequest
@@ -201,6 +203,24 @@ class LLM:
         finally:
             bar.close()
         return [finished[key] for key in sorted(finished, key=int)]
+
+    def beam_search(
+        self,
+        prompts: "PromptLike | Sequence[PromptLike]",
+        params: "BeamSearchParams",
+        *,
+        use_tqdm: "UseTqdm" = False,
+        concurrency_limit: int | None = None,
+    ) -> "list[BeamSearchOutput]":
+        """Return the `beam_width` likeliest continuations that a beam search finds for every prompt, in their order.
+
+        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. At most `concurrency_limit` of
+        them are searched at once (default: all). `use_tqdm` shows a progress bar of prompts. Raises RequestError before
+        anything runs if one of them cannot be served.
+        """
+        from ingot.serve.search_beams import search_beams
+
+        return search_beams(self._loaded, self._engine, self.generate, prompts, params, use_tqdm, concurrency_limit)
 
     def stream(
         self,

@@ -28,7 +28,7 @@ SAMPLE = register_ending(
     Ending(
         "sample",
         needs=("logits",),
-        features=("sequences", "logit_rows", "penalties", "bans", "sampling", "logprobs"),
+        features=("sequences", "logit_rows", "penalties", "bans", "edits", "sampling", "logprobs"),
         calls=(*_CHOSEN, OpCall("advance", ("last_token", "position"))),
         outputs=(_TOKENS, *_LOGPROBS),
     )
@@ -45,7 +45,7 @@ VERIFY = register_ending(
     Ending(
         "verify",
         needs=("logits",),
-        features=("drafts", "sequences", "logit_rows", "penalties", "bans", "sampling", "logprobs"),
+        features=("drafts", "sequences", "logit_rows", "penalties", "bans", "edits", "sampling", "logprobs"),
         calls=(
             *_CHOSEN,
             OpCall("accept_drafts", ("rejected", "taken")),
@@ -65,7 +65,7 @@ VERIFY_TREE = register_ending(
         needs=("logits",),
         features=(
             *("tree", "drafts", "sequences", "logit_rows", "tree_positions"),
-            *("penalties", "bans", "sampling", "logprobs"),
+            *("penalties", "bans", "edits", "sampling", "logprobs"),
         ),
         calls=(
             *_CHOSEN,

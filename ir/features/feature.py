@@ -19,8 +19,8 @@ class RowState:
     """A state that a feature, such as penalties, adds to a program: a tensor with one row per running sequence.
 
     It stays on the device between steps. `dtype` and `shape` describe one row. A size in `shape` is a number, "vocab",
-    or the name of an option of the program's ending, such as "drafted". If `like` names a value of the program, a row
-    is instead like a row of that value.
+    "edit_words" (the words of a request's logit edits), or the name of an option of the program's ending, such as
+    "drafted". If `like` names a value of the program, a row is instead like a row of that value.
     """
 
     name: str

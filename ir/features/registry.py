@@ -7,6 +7,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.blocks import BLOCKS
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
+from ingot.ir.features.logit_edits import EDITS
 from ingot.ir.features.logprobs import LOGPROBS
 from ingot.ir.features.paging import PAGING, paging_of
 from ingot.ir.features.penalties import BANS, PENALTIES
@@ -144,7 +145,7 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-_SAMPLED = (SAMPLING, PENALTIES, BANS, LOGPROBS)
+_SAMPLED = (SAMPLING, PENALTIES, BANS, EDITS, LOGPROBS)
 for _feature in (
     *(SEQUENCES, LOGIT_ROWS, PAGING, SHARING, SLOTS, *_SAMPLED),
     *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS, POOLING),

@@ -50,5 +50,13 @@ SAMPLING = Feature(
         request_input("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5), _serves("top_k", 0)),  # 0: off
         request_input("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9), _serves("top_p", 1.0)),
         request_input("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05), _serves("min_p", 0.0)),
+        request_input(
+            "typical_p",
+            _FLOAT,
+            1.0,
+            _drawn("typical_p"),
+            one_of(torch.float32, 1.0, 0.6),
+            _serves("typical_p", 1.0),
+        ),
     ),
 )

@@ -48,7 +48,7 @@ class ServedParam:
     """
 
     name: str
-    nothing: float | None
+    nothing: float | tuple[()] | None
     matters: Callable[[Any], bool] = lambda params: True
 
     def used_by(self, params: Any) -> bool:

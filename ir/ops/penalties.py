@@ -1,4 +1,5 @@
-"""Penalties for tokens that a sequence contains already, and bans of tokens (`min_tokens`), applied to logits.
+"""Changes of logits before a token is chosen: penalties for tokens that a sequence contains already, bans of tokens
+(`min_tokens`), and the edits of a request (`ingot.ir.ops.logit_edits`).
 
 Each row of the state `token_counts` [R, vocab] belongs to a running sequence. Bit 0 of an entry is set if the token is
 in the prompt; the higher bits count how often it was generated. Penalties need both.
@@ -8,6 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from ingot.ir.ops.logit_edits import add_biases, forbid
 from ingot.ir.ops.registry import Sample, define, wide_copy
 from ingot.ir.placements import whole
 
@@ -110,7 +112,7 @@ def count_tokens(
 
 @dataclass(frozen=True)
 class Penalties:
-    """The penalties and banned tokens of L rows of logits.
+    """The penalties, banned tokens and edits of L rows of logits.
 
     token_counts  the state i32[R, vocab] that counts the tokens of each running sequence: 1 for a token in the prompt,
                   plus 2 for each time that it was generated
@@ -118,6 +120,10 @@ class Penalties:
     repetition, frequency, presence
                   f32[L], the penalties of each row of logits
     banned        i32[L, K], ids of tokens that must not be chosen; -1: none
+    edits         the state i32[R, words] with the edits of each running sequence, such as biases
+                  (`ingot.ir.ops.logit_edits`)
+    edit_rows     i32[L], the row of `edits` and of `last_token` that belongs to each row of logits; -1: no edits
+    last_token    the state i32[R] with the last token of each running sequence
     """
 
     token_counts: torch.Tensor
@@ -126,25 +132,31 @@ class Penalties:
     frequency: torch.Tensor
     presence: torch.Tensor
     banned: torch.Tensor
+    edits: torch.Tensor
+    edit_rows: torch.Tensor
+    last_token: torch.Tensor
 
     @property
     def asked(self) -> bool:
-        """Return whether any row of logits has a penalty or a banned token. Reads the tensors' data."""
-        return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
+        """Return whether any row of logits has a penalty, a banned token or edits. Reads the tensors' data."""
+        return any(bool((one >= 0).any()) for one in (self.count_rows, self.banned, self.edit_rows))
 
 
 NUM_PENALTIES = len(fields(Penalties))
 
 
 def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Apply penalties and bans to logits [L, V], in float32 or wider, and return them.
+    """Apply edits, penalties and bans to logits [L, V], in float32 or wider, and return them.
 
-    The order is that of vLLM. First comes the repetition penalty (CTRL, arXiv 1909.05858, section 4.1). For tokens in
-    prompt or output, it divides positive logits and multiplies negative ones. Then a token that was generated n > 0
-    times loses n * frequency and presence (OpenAI's API reference, "frequency and presence penalties"). Last, banned
-    tokens get -inf.
+    The order is that of vLLM. First biases are added. Then comes the repetition penalty (CTRL, arXiv 1909.05858,
+    section 4.1). For tokens in prompt or output, it divides positive logits and multiplies negative ones. Then a token
+    that was generated n > 0 times loses n * frequency and presence (OpenAI's API reference, "frequency and presence
+    penalties"). Last, tokens that are banned or not allowed get -inf.
     """
     result = wide_copy(logits)
+    edited = (asked.edit_rows >= 0).nonzero().flatten().tolist()
+    for one in edited:
+        add_biases(result[one], asked.edits[asked.edit_rows[one]])
     counted = (asked.count_rows >= 0).nonzero().flatten()
     for rows in counted.split(_ROWS_AT_ONCE) if counted.numel() else ():
         held = asked.token_counts[asked.count_rows[rows].long()]
@@ -152,6 +164,8 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
         _penalize(result, held, place, token, rows, asked)
     row, column = (asked.banned >= 0).nonzero(as_tuple=True)
     result[row, asked.banned[row, column].long()] = float("-inf")
+    for one in edited:
+        forbid(result[one], asked.edits[asked.edit_rows[one]], asked.last_token[asked.edit_rows[one]])
     return result
 
 

@@ -11,6 +11,7 @@ from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.edited_rows import write_edits
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
@@ -82,6 +83,7 @@ class CpuExecutor(Executor):
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)
+        write_edits(self.plan.states, self.states, inputs)
         name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
         with _threads(threads):
             bucket.begin(inputs, sizes, watch)

@@ -23,6 +23,7 @@ from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.edited_rows import write_edits
 from ingot.runtime.executor import Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.states import States
@@ -143,6 +144,7 @@ class CudaExecutor(Executor):
         try:
             with torch.cuda.stream(self._stream):
                 recount(self.plan.states, self.states, inputs)
+                write_edits(self.plan.states, self.states, inputs)
                 return self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # the rest describes the whole process

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_edits import drawn_edits
 from op_values import no_penalties
 
 from ingot.ir.ops import OPS
@@ -61,7 +62,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize("vocab", [1, 7, 64, 4099])
 @pytest.mark.parametrize("rows", [1, 5, 100])
-@pytest.mark.parametrize("asked", ["nothing", "draws", "penalties", "bans"])
+@pytest.mark.parametrize("asked", ["nothing", "draws", "penalties", "bans", "edits"])
 def test_sample(rows: int, vocab: int, asked: str, library: Library) -> None:
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randint(-9, 9, (rows, vocab), generator=g).float()  # many equals
@@ -73,12 +74,15 @@ def test_sample(rows: int, vocab: int, asked: str, library: Library) -> None:
     temperature = torch.zeros(rows)
     if asked == "draws":
         temperature[rows // 2] = 0.7
-    columns = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows))
+    columns = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows), torch.ones(rows))
     keys = (torch.arange(rows), torch.arange(rows, dtype=torch.int32))
     args = [logits, temperature, *columns, *keys, *no_penalties(rows, vocab)]
     if asked == "penalties":
-        args[-5] = ints(g, -1, 2, rows)  # count_rows
+        args[9] = ints(g, -1, 2, rows)  # count_rows
     if asked == "bans":
-        args[-1] = ints(g, -1, vocab, rows, 3)
+        args[13] = ints(g, -1, vocab, rows, 3)
+    if asked == "edits":
+        edits, last_token = drawn_edits(g, vocab, [0, 0])
+        args[-3:] = edits, ints(g, -1, 2, rows), last_token
     found = library["ingot.sample"](*args)
     assert found.dtype == torch.int32 and torch.equal(found, OPS["sample"].reference(*args))

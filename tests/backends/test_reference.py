@@ -134,11 +134,12 @@ def test_rowwise_gives_a_row_the_same_bits_in_every_batch(name: str) -> None:
                 torch.full((rows,), 20, dtype=torch.int32),
                 torch.full((rows,), 0.9),
                 torch.zeros(rows),
+                torch.full((rows,), 0.9),
                 torch.arange(rows),
                 torch.arange(rows, dtype=torch.int32),
                 *no_penalties(rows, 160),
             ],
-            13,
+            14,
             {},
         ),
     }

@@ -100,10 +100,11 @@ def test_what_no_request_asks_for_costs_nothing_much() -> None:
     asked = (rows, rows.float(), rows.float(), rows.float(), torch.zeros(2, 16, dtype=torch.int32))
     counts = torch.zeros(64, 5000, dtype=torch.int32)
     assert OPS["top_logprobs"].cost(logits, rows, rows, rows) == Cost(0, 2 * 4 * (3 + 21 + 21 + 1))
-    knobs = (rows.float(), rows, rows.float(), rows.float(), rows.long(), rows)
-    moved = 2 * (4 * 5 + 8) + 2 * 4 * (4 + 16) + 2 * 4
-    assert OPS["sample"].cost(logits, *knobs, counts, *asked) == Cost(10_000, 4 * 10_000 + moved)
-    assert OPS["sample"].cost(logits.bfloat16(), *knobs, counts, *asked) == Cost(10_000, 2 * 10_000 + moved)
+    edited = (torch.zeros(64, 9999, dtype=torch.int32), rows, torch.zeros(64, dtype=torch.int32))
+    knobs = (rows.float(), rows, rows.float(), rows.float(), rows.float(), rows.long(), rows)
+    moved = 2 * (4 * 6 + 8) + 2 * 4 * (4 + 16 + 1) + 2 * 4
+    assert OPS["sample"].cost(logits, *knobs, counts, *asked, *edited) == Cost(10_000, 4 * 10_000 + moved)
+    assert OPS["sample"].cost(logits.bfloat16(), *knobs, counts, *asked, *edited) == Cost(10_000, 2 * 10_000 + moved)
 
 
 def test_experts() -> None:

@@ -163,6 +163,7 @@ def test_a_step_moves_its_states(golden: Callable[[str], str]) -> None:
     set_ints(tokens=[11, 12, 13, -1], token_seqs=[0, 0, 0, 1], q_starts=[0, 3], q_lens=[3, 1], rows=[4, 0])
     set_ints(starts=[0, -1], page_table=[[5, 6], [1, 2]], logit_rows=[2, 3], sample_index=[0, 1])
     set_ints(last_token=[42, 0, 0, 0, 0], position=[17, 0, 0, 0, 9], temperature=[0.0, 0.0], top_p=[1.0, 1.0])
+    given["edits"].fill_(-1)  # every token is allowed, and none has a bias
     found = interpret(program, given)
     assert found["sampled"].dtype == torch.int32 and bool((found["sampled"] >= 0).all())
     first, second = found["sampled"].tolist()

@@ -102,7 +102,7 @@ FUSED = HEALTHY["FUSED"]
 CACHED = HEALTHY["CACHED"]
 SAMPLE = (
     "input l: f32[B, 9]\ninput f: f32[B]\ninput i: i32[B]\ninput s: i64[B]\ninput c: i32[B, 9]\n"
-    "%y = ingot.sample(%l, %f, %i, %f, %f, %s, %i, %c, %i, %f, %f, %f, %c) : i32[B]\nreturn y=%y\n"
+    "%y = ingot.sample(%l, %f, %i, %f, %f, %f, %s, %i, %c, %i, %f, %f, %f, %c, %c, %i, %i) : i32[B]\nreturn y=%y\n"
 )
 APPEND = (
     KV + "input i: i32[T]\ninput c: f32[16, 4]\n"

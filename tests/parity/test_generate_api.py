@@ -16,7 +16,7 @@ from tiny import TINY
 from tiny_checkpoint import MAX_SEQ_LEN
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import LLM, BeamSearchParams, SamplingParams, compile_model
 from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.runtime.outputs import RequestOutput
 
@@ -67,7 +67,7 @@ def speaking(backend: tokenizers.Tokenizer, bare: LLM, tmp_path_factory: pytest.
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
     (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [EOS, end], "temperature": 0.6, "top_k": 20, "top_p": 0.95})
+        json.dumps({"eos_token_id": [EOS, end], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 9})
     )
     output = tmp_path_factory.mktemp("artifact") / "speaking.ingot"
     compile_model(folder, output, backend="reference", deterministic=True, max_batch=8, max_tokens=256, jobs=1)
@@ -255,9 +255,22 @@ def test_max_tokens_none_goes_to_the_end(llm: LLM) -> None:
 
 
 def test_default_sampling_parameters_are_the_models(llm: LLM, bare: LLM) -> None:
-    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=9)
     assert bare.get_default_sampling_params() == SamplingParams()
-    assert len(only(llm.generate(TEXT)).token_ids) <= 16
+    assert len(only(llm.generate(TEXT)).token_ids) <= 9
+
+
+def test_beams_have_the_text_of_prompt_and_output(llm: LLM) -> None:
+    tokenizer, reasons = llm.get_tokenizer(), set()
+    assert tokenizer is not None
+    for included in (False, True):
+        params = BeamSearchParams(6, 14, length_penalty=0.0, include_stop_str_in_output=included)
+        for one in llm.beam_search(TEXT, params)[0].sequences:
+            reasons.add(one.finish_reason)
+            tokens = one.tokens[:-1] if one.finish_reason == "stop" and not included else one.tokens
+            assert one.text == tokenizer.decode(tokens, skip_special_tokens=False)
+            assert one.text is not None and TEXT in one.text
+    assert "stop" in reasons
 
 
 def test_no_prompts_no_outputs(llm: LLM) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from served import Numbers, NumbersEngine
 from tiny import TINY
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
@@ -66,6 +67,8 @@ def greedy(logits: Callable[..., torch.Tensor], prompt: list[int], params: Sampl
     tokens: list[int] = []
     for number in range(params.max_tokens or 0):
         scores = logits(prompt + tokens)[-1].clone()
+        for token, bias in params.logit_bias or ():
+            scores[token] += bias
         for token in {*prompt, *tokens}:
             r = params.repetition_penalty
             scores[token] = scores[token] / r if scores[token] > 0 else scores[token] * r
@@ -74,6 +77,11 @@ def greedy(logits: Callable[..., torch.Tensor], prompt: list[int], params: Sampl
             scores[token] -= params.presence_penalty
         if number < params.min_tokens:
             scores[list(params.stop_token_ids)] = -torch.inf
+        if params.allowed_token_ids is not None:
+            scores[[token for token in range(VOCAB) if token not in params.allowed_token_ids]] = -torch.inf
+        for word in map(Numbers().encode_plain, params.bad_words):
+            if tokens[len(tokens) + 1 - len(word) :] == word[:-1]:
+                scores[word[-1]] = -torch.inf
         first, second = scores.topk(2).values.tolist()
         if first - second < MARGIN:
             break
@@ -105,6 +113,8 @@ SETTINGS = [
     replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.6, logprobs=2),
     GREEDY,
     replace(GREEDY, repetition_penalty=1.3, prompt_logprobs=0),
+    replace(GREEDY, logit_bias={token: 2.5 for token in range(0, VOCAB, 3)}, presence_penalty=1.1),
+    replace(GREEDY, allowed_token_ids=[*range(0, VOCAB, 3)], frequency_penalty=0.8, logprobs=3),
 ]
 PROMPTS = [random_prompt(number, 20 + 7 * number) for number in range(len(SETTINGS))]
 
@@ -172,6 +182,25 @@ def test_too_many_end_tokens_to_hold_back(llm: LLM) -> None:
         generate(llm, [[1]], [params])
     generate(llm, [[1]], [replace(params, ignore_eos=True)])
     generate(llm, [[1]], [replace(params, min_tokens=0)])
+
+
+def test_bad_words_under_preemption(
+    compiled: Path, logits: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words of one to three tokens that the model would generate: each may begin and may not end."""
+    llm = LLM(compiled, num_kv_pages=7)
+    monkeypatch.setattr(llm._engine, "__class__", NumbersEngine)
+    asked = []
+    for prompt in PROMPTS[:3]:
+        params = GREEDY
+        for place, length in ((2, 1), (5, 2), (9, 3), (1, 2)):  # each changes what comes after
+            tokens = greedy(logits, prompt, params)[place : place + length]
+            params = replace(params, bad_words=[*params.bad_words, " ".join(map(str, tokens))] if tokens else ())
+        asked.append(params)
+    expected = [greedy(logits, prompt, params) for prompt, params in zip(PROMPTS, asked, strict=False)]
+    assert sum(map(len, expected)) >= NEW_TOKENS * len(expected) // 2
+    assert_agree(generate(llm, PROMPTS[:3], asked), expected)
+    assert llm._engine._scheduler.num_preemptions
 
 
 def assert_entry(entry: dict[int, Any], token: int, count: int, scores: torch.Tensor) -> None:

@@ -106,7 +106,7 @@ def test_states_move_in_place_and_in_order() -> None:
     (bucket,) = plan.buckets
     updates = [name for instruction in bucket.instructions for name in instruction.updates]
     assert updates == ["token_counts", "kv.0", "kv.1", "kv.2", "last_token", "position"]
-    assert plan.states.keys() == set(updates)
+    assert plan.states.keys() == {*updates, "edits"}  # which the host writes
     for number, instruction in enumerate(bucket.instructions):
         if not instruction.updates:
             continue
@@ -118,9 +118,9 @@ def test_states_move_in_place_and_in_order() -> None:
                 if any(getattr(argument, "ref", None) == name for argument in other.args) and index != number
             ]
             # A cache and the counts are read after they are written; the other rows are read by `feed`, at the start,
-            # and moved at the end.
+            # and moved at the end; the last token is also read by `sample`.
             if name in ("last_token", "position"):
-                assert readers == [0]
+                assert readers[0] == 0 and readers[1:] == ([number - 2] if name == "last_token" else [])
             else:
                 assert readers and all(index > number for index in readers)
     assert plan.outputs.keys() == {"tokens", "logits", "logprob_ids", "logprobs", "ranks"}

@@ -20,6 +20,7 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.errors import ArtifactError
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
+from ingot.ir.ops.logit_edits import EditParts
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, tensor_type
 from ingot.passes.manager import Lowered, run_pipeline
@@ -49,6 +50,8 @@ def test_the_numbers_stay(apply: Apply) -> None:
         "seeds": torch.arange(5),
         "counts": ints(0, 5, 4, 10),
         "banned": ints(-1, 10, 5, 16) * ints(0, 2, 5, 16) - 1,
+        "edits": torch.full((4, EditParts(10).words), -1, dtype=torch.int32),
+        "last_token": ints(0, 2, 4),
         "w": torch.randn(10, 8, generator=g).bfloat16(),
     }
     old, new = (interpret(program, values) for program in (parse_program(BEFORE), after))

@@ -1,6 +1,7 @@
 """The engine: streamed outputs, several sequences and their seeds, failures, and one step in flight."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from served import GREEDY, run
@@ -164,3 +165,17 @@ def test_many_texts_with_stops_under_pressure(serve, tokenizer):
     assert {got.finish_reason for output in last.values() for got in output.outputs} == {"stop", "length"}
     for index, (prompt, params) in enumerate(work):
         assert last[str(index)].outputs == alone(prompt, params)
+
+
+@pytest.mark.parametrize("kept", [3, 63, -1])
+def test_a_prompt_is_cut_at_its_beginning(serve, kept):
+    """-1 leaves what one output token has room after; else a prompt that is too long is refused."""
+    served, long = serve(max_seq_len=64), list(range(200))
+    params = replace(GREEDY, truncate_prompt_tokens=kept, max_tokens=1)
+    served.engine.add_request("a", [7, 8], params)
+    served.engine.add_request("b", long, params)
+    last, left = served.drain(), long[-(63 if kept < 0 else kept) :]
+    assert last["a"].prompt_token_ids == [7, 8] and last["b"].prompt_token_ids == left
+    assert last["b"].outputs[0].token_ids == served.expected(left, params)
+    with pytest.raises(RequestError, match="200 tokens"):
+        served.engine.add_request("c", long, GREEDY)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_checks import CHECKS, NOT_SUPPORTED_YET
+from ingot.runtime.sampling_checks import CHECKS, UNSUPPORTED
 from ingot.runtime.sampling_params import _DEFAULTS, SamplingParams
 
 
@@ -49,7 +49,22 @@ BAD = {
     "top_p": [0, 0.0, -0.1, 1.0001, math.nan, math.inf, True, "x"],
     "top_k": [-2, 1.5, 2.0, True, math.nan, "1", 2**31, None],
     "min_p": [-0.1, 1.1, math.nan, math.inf, False, None],
+    "typical_p": [0, -0.1, 1.0001, math.nan, True, "x", None],
     "seed": [-2, 2**63, 1.0, True, "0"],
+    "logit_bias": [
+        3,
+        [3],
+        {3: math.nan},
+        {3: math.inf},
+        {3: 1e7},
+        {3: "1"},
+        {"3": 1.0},
+        {-1: 1.0},
+        {2**31: 1.0},
+        {True: 1.0},
+    ],
+    "allowed_token_ids": [3, "3", [], (), [-1], [1.0], [True], [2**31], [None]],
+    "bad_words": ["a", [""], ["a", " "], 3, [3], {"a": 1}],
     "stop": ["", [""], ["a", ""], 3, [3], b"a", {"a": 1}],
     "stop_token_ids": [3, "3", [-1], [1.0], [True], [2**31], [None]],
     "ignore_eos": [1, 0, None, "true"],
@@ -58,6 +73,7 @@ BAD = {
     "repetition_penalty": [0, 0.0, -1.0, 1e-31, 1e31, math.nan, math.inf, True, "1", None, 1j],
     "frequency_penalty": [-2.01, 2.01, math.nan, -math.inf, False, "0", None],
     "presence_penalty": [-2.01, 2.01, math.nan, math.inf, True, "0", None],
+    "truncate_prompt_tokens": [0, -2, 1.0, True, "9"],
     "logprobs": [-1, 21, 1.0, True, "5"],
     "prompt_logprobs": [-1, 21, 0.0, False, "0"],
     "detokenize": [1, None],
@@ -65,6 +81,12 @@ BAD = {
     "spaces_between_special_tokens": ["no"],
     "include_stop_str_in_output": [1],
 }
+
+
+def test_a_huge_dict_is_refused_by_its_size():
+    with pytest.raises(RequestError, match="logit_bias has 1025 tokens") as caught:
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 0.5))
+    assert "at most 1024" in caught.value.expected
 
 
 def test_every_field_has_bad_values():
@@ -77,14 +99,29 @@ def test_bad_value_names_field_value_and_range(name, value):
         SamplingParams(**{name: value})
     error = caught.value
     assert name in error.what and error.where == f"SamplingParams.{name}" and error.expected
-    assert repr(value)[:20].strip("[]") in error.what
+    assert repr(value)[:20].strip("[]{}") in error.what
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SUPPORTED_YET))
-def test_not_supported_yet_is_refused_by_name(name):
-    with pytest.raises(RequestError, match=f"{name} = .* is not supported yet"):
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_what_is_not_supported_is_refused_with_a_reason(name):
+    with pytest.raises(RequestError, match=f"{name} = .* is not supported") as caught:
         SamplingParams(**{name: 7})
-    assert SamplingParams(**{name: NOT_SUPPORTED_YET[name]}) == SamplingParams()  # it asks for nothing
+    assert caught.value.hint == UNSUPPORTED[name].hint
+    assert SamplingParams(**{name: UNSUPPORTED[name].neutral}) == SamplingParams()  # it asks for nothing
+
+
+# vllm/sampling_params.py of vLLM 0.25 and later, and what earlier versions had; `typical_p` is transformers'.
+VLLM = """n presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop stop_token_ids
+ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids prompt_logprob_start
+logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens include_stop_str_in_output
+output_kind stream_interval skip_clone structured_outputs logit_bias allowed_token_ids extra_args bad_words
+skip_reading_prefix_cache thinking_token_budget repetition_detection routed_experts_prompt_start trace_decode_token_ids
+typical_p best_of guided_decoding logits_processors truncate_prompt_tokens"""
+
+
+def test_every_field_of_vllm_is_supported_or_refused():
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert not names & UNSUPPORTED.keys() and names | UNSUPPORTED.keys() == {*VLLM.split()}
 
 
 @pytest.mark.parametrize(

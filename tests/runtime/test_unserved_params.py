@@ -32,6 +32,7 @@ BY_HOST = {
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "truncate_prompt_tokens",
     "max_tokens",
     "detokenize",
     "skip_special_tokens",
@@ -44,10 +45,14 @@ ASKED: dict[str, Any] = {
     "top_k": 5,
     "top_p": 0.5,
     "min_p": 0.1,
+    "typical_p": 0.5,
     "repetition_penalty": 1.2,
     "frequency_penalty": 0.5,
     "presence_penalty": -0.5,
     "min_tokens": 2,
+    "logit_bias": {3: 1.0},
+    "allowed_token_ids": [3, 4],
+    "bad_words": ["x"],
     "logprobs": 0,
     "prompt_logprobs": 1,
 }
@@ -100,7 +105,7 @@ def llm(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[LL
 @pytest.mark.parametrize("name", ASKED)
 def test_what_the_ending_does_not_take_is_refused(llm: LLM, name: str) -> None:
     # Filters and seeds have no effect on the most likely token: they count beside a temperature alone.
-    drawn = {"temperature": 0.7} if name in ("seed", "top_k", "top_p", "min_p") else {}
+    drawn = {"temperature": 0.7} if name in ("seed", "top_k", "top_p", "min_p", "typical_p") else {}
     params = SamplingParams(**{**GREEDY, **drawn, name: ASKED[name]})
     engine = llm.llm_engine
     with pytest.raises(RequestError) as caught:

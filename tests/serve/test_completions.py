@@ -96,6 +96,24 @@ def test_stops(server: HttpServer, llm: LLM) -> None:
     assert kept["text"] == text[: text.index(stop) + len(stop)]
 
 
+def test_logit_edits(server: HttpServer, llm: LLM) -> None:
+    """The same as `LLM`'s; token ids are text as keys of JSON."""
+    plain = greedy(llm, "def f").outputs[0]
+    edits: list[dict[str, Any]] = [
+        {"logit_bias": {plain.token_ids[0]: -100.0}},
+        {"allowed_token_ids": plain.token_ids[1:4]},
+        {"bad_words": [plain.text[0]] if plain.text.strip() else ["f"]},
+    ]
+    for edit in edits:
+        expected = greedy(llm, "def f", **edit).outputs[0].text
+        sent = {**edit}
+        if "logit_bias" in edit:
+            sent["logit_bias"] = {str(token): bias for token, bias in edit["logit_bias"].items()}
+            assert expected != plain.text
+        made = server.complete(prompt="def f", temperature=0, max_tokens=6, **sent).json()
+        assert made["choices"][0]["text"] == expected
+
+
 def test_extensions_of_vllm(server: HttpServer, llm: LLM) -> None:
     """Fields that OpenAI's API lacks and vLLM's clients send."""
     ids = llm.get_tokenizer().encode("0123456789")  # type: ignore[union-attr]

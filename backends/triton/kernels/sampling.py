@@ -1,11 +1,12 @@
 """The op `sample`, in three kernels over rows of logits.
 
 `choose_largest` finds the largest logit of each row; greedy rows take it. For the other rows, `find_threshold` finds
-the smallest logit that top-k and top-p keep, and `draw` takes the largest kept logit after adding Gumbel noise. The gap
-of a token is the row's largest logit minus its own; its depth is the gap divided by the temperature.
+the smallest logit that top-k and top-p keep and the range that typical-p keeps, and `draw` takes the largest kept logit
+after adding Gumbel noise. The gap of a token is the row's largest logit minus its own; its depth is the gap divided by
+the temperature.
 
 The kernels read logits in the dtype of the model and compare them in float32. `choose_largest` reads a row first, so it
-applies the penalties and writes the penalized row to `penalized` for the other two kernels.
+applies penalties, bans and edits, and writes the changed row to `penalized` for the other two kernels.
 
 `find_threshold` searches only the groups of tokens with a logit above a bound, in a list (see groups.py). The bound is
 
@@ -28,19 +29,8 @@ from ingot.backends.triton.kernels.groups import (
     listed_tokens,
     quarters_short,
 )
+from ingot.backends.triton.kernels.kept_tokens import kept_tokens, logits_of, typical_range, weight_of
 from ingot.backends.triton.kernels.penalties import has_penalties, penalize
-
-
-@triton.jit
-def logits_of(source, column, mask):
-    """Load a row's logits at the token ids `column`, in float32, with penalties and bans applied.
-
-    They are -inf outside `mask`. `source` is (pointer to the row before penalties, pointer to the row after them,
-    whether the row has penalties or bans).
-    """
-    given, penalized, asked = source
-    value = tl.load(given + column, mask=mask & (asked == 0), other=float("-inf")).to(tl.float32)
-    return tl.where(asked, tl.load(penalized + column, mask=mask & asked, other=float("-inf")), value)
 
 
 @triton.jit
@@ -80,6 +70,10 @@ def choose_largest(
     frequency,
     presence,
     banned,
+    edits,
+    edit_rows,
+    last_token,
+    changed,
     penalized,
     tokens,
     tops,
@@ -95,6 +89,11 @@ def choose_largest(
     GENERATED: tl.constexpr,
     MOST_BANNED: tl.constexpr,
     BLOCK_BANNED: tl.constexpr,
+    EDITS_ROW: tl.constexpr,
+    ALLOWED: tl.constexpr,
+    BIASES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ANY_TOKEN: tl.constexpr,
     BLOCK_PENALIZED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -109,7 +108,8 @@ def choose_largest(
     - `tops`: the largest logit, or infinity if the id is -1
     - `group_tops`, if the row has a temperature: the largest logit of each group of GROUP adjacent token ids
     - `masses`, if the row has a temperature: the sum over tokens of exp((logit - largest logit) / temperature)
-    - `penalized`, if the row has penalties or bans: the changed logits. All other results are computed from them
+    - `changed`: 1 if the row has penalties, bans or edits, else 0
+    - `penalized`, if `changed` is 1: the changed logits. All other results are computed from them
 
     `split_masses`, `peaks`, `places` and `arrived` are scratch.
     """
@@ -117,7 +117,7 @@ def choose_largest(
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat = tl.load(temperature + row)
-    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
+    asked = has_penalties(count_rows, banned, edit_rows, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     split = tl.program_id(0)
@@ -135,11 +135,19 @@ def choose_largest(
             frequency,
             presence,
             banned,
+            edits,
+            edit_rows,
+            last_token,
             VOCAB,
             COUNTS_ROW,
             GENERATED,
             MOST_BANNED,
             BLOCK_BANNED,
+            EDITS_ROW,
+            ALLOWED,
+            BIASES,
+            PAIRS,
+            ANY_TOKEN,
             BLOCK,
             BLOCK_PENALIZED,
         )
@@ -160,22 +168,13 @@ def choose_largest(
         finite = tl.abs(top) < float("inf")
         tl.store(tokens + row, tl.where(finite, place, -1))
         tl.store(tops + row, tl.where(finite, top, float("inf")))
+        tl.store(changed + row, asked.to(tl.int32))
         if (heat > 0) & finite:
             others = tl.arange(0, BLOCK_SPLITS)
             mask = others < SPLITS
             gap = top - tl.load(peaks + row * SPLITS + others, mask=mask, other=float("-inf"), cache_modifier=".cg")
             mass = tl.load(split_masses + row * SPLITS + others, mask=mask, other=0.0, cache_modifier=".cg")
             tl.store(masses + row, tl.sum(mass * weight_of(gap, heat, 0.0)))
-
-
-@triton.jit
-def weight_of(gap, temperature, min_p):
-    """Return exp(-gap / temperature), a token's probability relative to the most likely one. Below min_p, return 0.
-
-    `gap` is the largest logit of the row minus the token's logit.
-    """
-    weight = tl.exp(gap * (-1.0 / temperature))
-    return tl.where(weight >= min_p, weight, 0.0)
 
 
 @triton.jit
@@ -304,8 +303,8 @@ def find_threshold(
     top_k,
     top_p,
     min_p,
-    count_rows,
-    banned,
+    typical_p,
+    changed,
     penalized,
     tops,
     masses,
@@ -313,37 +312,39 @@ def find_threshold(
     listed_groups,
     limits,
     last_ids,
+    centres,
+    spreads,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
-    MOST_BANNED: tl.constexpr,
-    BLOCK_BANNED: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK_ALL: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Find which tokens top-k and top-p keep, for each row with a temperature. A program takes one row.
+    """Find which tokens top-k, top-p and typical-p keep, for each row with a temperature. A program takes one row.
 
     A token's depth is (largest logit - its logit) / temperature. A row keeps the tokens with a depth below its limit.
-    Of the tokens at exactly the limit, it keeps those with an id up to its last id. The outputs are `limits` and
-    `last_ids`. `tops`, `masses`, `group_tops` and `penalized` come from `choose_largest`. `listed_groups` is scratch.
+    Of the tokens at exactly the limit, it keeps those with an id up to its last id. Of all these, it keeps those with a
+    depth within `spreads` of `centres` (`typical_range`). The outputs are `limits`, `last_ids`, `centres` and
+    `spreads`. `tops`, `masses`, `group_tops`, `changed` and `penalized` come from `choose_largest`. `listed_groups` is
+    scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:
         return
-    top = tl.load(tops + row)
+    top, asked = tl.load(tops + row), tl.load(changed + row) > 0
     if top < float("inf"):
         limit, last_id = float("inf"), NOWHERE
         by_number = (most > 0) & (most < VOCAB)
+        source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
         if by_number | (share < 1):
-            source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
             listed = listed_groups + row * GROUPS
             group = tl.arange(0, BLOCK_ALL)
             group_top = tl.load(group_tops + row * GROUPS + group, mask=group < GROUPS, other=float("-inf"))
@@ -385,6 +386,12 @@ def find_threshold(
                     seen += tl.sum(equal)
         tl.store(limits + row, limit)
         tl.store(last_ids + row, last_id)
+        typical = tl.load(typical_p + row)
+        centre, spread = 0.0, float("inf")
+        if typical < 1:
+            centre, spread = typical_range(source, top, heat, least, limit, last_id, typical, VOCAB, BLOCK)
+        tl.store(centres + row, centre)
+        tl.store(spreads + row, spread)
 
 
 @triton.jit
@@ -412,44 +419,43 @@ def draw(
     min_p,
     seeds,
     positions,
-    count_rows,
-    banned,
+    changed,
     penalized,
     tops,
     limits,
     last_ids,
+    centres,
+    spreads,
     tokens,
     peaks,
     places,
     arrived,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
-    MOST_BANNED: tl.constexpr,
-    BLOCK_BANNED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Draw the token of each row with a temperature, among the tokens that top-k, top-p and min-p keep (Gumbel-max).
+    """Draw the token of each row with a temperature, among the kept tokens (Gumbel-max).
 
     The drawn token has the largest sum of logit / temperature and Gumbel noise. A program takes SHARE logits of one
-    row. Greedy rows keep their token from `choose_largest` in `tokens`. `limits` and `last_ids` come from
-    `find_threshold`.
+    row. Greedy rows keep their token from `choose_largest` in `tokens`. `limits`, `last_ids`, `centres` and `spreads`
+    come from `find_threshold`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat, least, seed = tl.load(temperature + row), tl.load(min_p + row), tl.load(seeds + row)
-    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:
         return
-    top = tl.load(tops + row)
+    top, asked = tl.load(tops + row), tl.load(changed + row) > 0
     if top < float("inf"):
         limit, last_id, position = tl.load(limits + row), tl.load(last_ids + row), tl.load(positions + row)
+        centre, spread = tl.load(centres + row), tl.load(spreads + row)
         source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
         peak, place = tl.full((), float("-inf"), tl.float32), tl.full((), NOWHERE, tl.int32)
         first = tl.program_id(0) * SHARE
@@ -458,8 +464,7 @@ def draw(
             value = logits_of(source, column, column < VOCAB)
             gap = top - value
             depth = tl.div_rn(gap, heat)
-            keep = (depth < limit) | ((depth == limit) & (column <= last_id))
-            keep = keep & (depth < float("inf")) & ((depth == 0) | (weight_of(gap, heat, least) > 0))
+            keep = kept_tokens(gap, depth, column, heat, least, limit, last_id) & (tl.abs(depth - centre) <= spread)
             if tl.max(keep.to(tl.int32)) > 0:
                 noisy = tl.where(keep, gumbel(seed, position, start, BLOCK) - depth, float("-inf"))
                 highest = tl.max(noisy)

@@ -39,8 +39,6 @@ _SAME = (
 # Values that mean "off" for a field of `_SAME` that SamplingParams refuses.
 _OFF: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "bad_words": ([],),
-    "logit_bias": ({},),
 }
 
 
@@ -85,11 +83,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: str | None = None
-    # Refused unless neutral: SamplingParams does not support them yet.
-    best_of: int | None = None
+    logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
+    # Refused unless neutral: SamplingParams does not support them.
+    best_of: int | None = None
     structured_outputs: Any = None
     thinking_token_budget: int | None = None
     response_format: dict[str, Any] | None = None
@@ -120,6 +118,10 @@ def sampling_params(
     for name, values in _OFF.items():
         if name in given and given[name] in values:
             del given[name]
+    if fields.logit_bias is not None:  # JSON has no other keys than text
+        digits = all(key.isascii() and key.isdigit() for key in fields.logit_bias)
+        checked(400, "logit_bias", fields.logit_bias, digits, "token ids as keys")
+        given["logit_bias"] = {int(key): bias for key, bias in fields.logit_bias.items()}
     return SamplingParams(**{**changed_fields(defaults), **given, "max_tokens": max_tokens, "logprobs": logprobs})
 
 

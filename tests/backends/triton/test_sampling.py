@@ -6,6 +6,7 @@ nearer to each other than `_SCORES_TELL`.
 
 import pytest
 import torch
+from drawn_edits import drawn_edits
 from odd_samples import odd_samples
 from op_values import no_penalties
 from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule, some
@@ -16,7 +17,7 @@ from ingot.backends.triton.schedule import Value
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.ops import OPS
 from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
-from ingot.ir.ops.sampling import keep_mask, uniform
+from ingot.ir.ops.sampling import keep_mask, typical_mask, uniform
 from ingot.ir.types import TensorType
 
 _OP = OPS["sample"]
@@ -47,12 +48,13 @@ def _check(*given: torch.Tensor, bucket: BucketClass | None = None) -> torch.Ten
     schedule.bucket = bucket or schedule.bucket
     outputs = LOWERINGS["sample"](Call("sample", values, {}, (TensorType(torch.int32, (len(args[0]),)),)), schedule)
     last = schedule.launches[-1].arguments
-    found, limits, last_ids = run_schedule(schedule, [*outputs, last["limits"], last["last_ids"]], inputs, {})
-    found, limits, last_ids = found.cpu(), limits.cpu()[:, None], last_ids.cpu()[:, None]
+    names = ("limits", "last_ids", "centres", "spreads")
+    found, *cuts = run_schedule(schedule, [*outputs, *(last[name] for name in names)], inputs, {})
+    found, (limits, last_ids, centres, spreads) = found.cpu(), [one.cpu()[:, None] for one in cuts]
     expected = _OP.reference(*args)
     assert found.dtype == torch.int32
 
-    _, temperature, top_k, top_p, min_p, seeds, positions = args[:-NUM_PENALTIES]
+    _, temperature, top_k, top_p, min_p, typical_p, seeds, positions = args[:-NUM_PENALTIES]
     logits = penalized(args[0], Penalties(*args[-NUM_PENALTIES:]))
     depths = (logits.amax(-1, keepdim=True) - logits) / temperature[:, None]
     up_to = (depths < limits) | ((depths == limits) & (torch.arange(logits.shape[1]) <= last_ids))
@@ -60,6 +62,12 @@ def _check(*given: torch.Tensor, bucket: BucketClass | None = None) -> torch.Ten
     wanted = keep_mask(-depths, top_k, top_p, min_p)
     before = _mass_before(-depths, keep_mask(-depths, top_k, torch.ones_like(top_p), min_p))
     wrong = (kept != wanted) & ((before - top_p[:, None]).abs() > _SUMS_TELL)
+    typical = (depths - centres).abs() <= spreads
+    for row in ((temperature > 0) & (expected >= 0) & (typical_p < 1)).nonzero().flatten().tolist():
+        left = -depths[row : row + 1].masked_fill(~kept[row], INF)
+        wrong[row] |= (
+            kept[row] & (typical[row] != typical_mask(left, typical_p[row : row + 1])[0]) & ~_near(left, typical_p[row])
+        )
     for row in ((temperature > 0) & (expected >= 0)).nonzero().flatten().tolist():
         assert not wrong[row].any(), f"of {int(wanted[row].sum())} in {row}: {wrong[row].nonzero().flatten().tolist()}"
     for row in (found != expected).nonzero().flatten().tolist():
@@ -77,9 +85,22 @@ def _mass_before(scaled: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(probs).scatter(-1, ordered.indices, probs.cumsum(-1) - probs)
 
 
+def _near(scaled: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
+    """bool[V]: the tokens so near to the edge of typical sampling that the order of adding decides, or a rounding of
+    the entropy."""
+    scores = scaled[0].double().log_softmax(-1)
+    probs = scores.exp()
+    away = (-scores + torch.where(probs > 0, probs * scores, 0.0).sum()).abs()
+    ordered = away.sort()
+    mass = probs[ordered.indices].cumsum(0)
+    edges = away[ordered.indices][(mass - float(typical_p)).abs() < 1e-5]
+    edges = torch.cat([edges, ordered.values[(mass < float(typical_p)).sum().clamp(max=len(away) - 1)][None]])
+    return ((away[:, None] - edges).abs() < 1e-5).any(-1)
+
+
 def _columns(rows: int, temperature: float = 0.0) -> list[torch.Tensor]:
     """The parameters of rows without any cut."""
-    off = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows))
+    off = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows), torch.ones(rows))
     return [torch.full((rows,), temperature), *off, torch.arange(rows), torch.arange(rows, dtype=torch.int32)]
 
 
@@ -117,6 +138,10 @@ _CUTS = [
     {"min_p": 0.3},
     {"min_p": 1.0},
     {"top_k": 3, "min_p": 0.5},
+    {"typical_p": 0.2},
+    {"typical_p": 0.95},
+    {"typical_p": 0.6, "top_k": 40, "min_p": 0.01},
+    {"typical_p": 0.5, "top_p": 0.9},
 ]
 
 
@@ -142,11 +167,12 @@ def test_cuts(kind: str, cut: dict[str, float]) -> None:
         logits = logits / 100
     if kind == "ordered":
         logits = logits.sort(-1).values
-    temperature, top_k, top_p, min_p, seeds, positions = _columns(rows, 1.3)
+    temperature, top_k, top_p, min_p, typical_p, seeds, positions = _columns(rows, 1.3)
     top_k.fill_(int(cut.get("top_k", 0)))
     top_p.fill_(cut.get("top_p", 1.0))
     min_p.fill_(cut.get("min_p", 0.0))
-    _check(logits, temperature, top_k, top_p, min_p, seeds + 2**40, positions * 1000)
+    typical_p.fill_(cut.get("typical_p", 1.0))
+    _check(logits, temperature, top_k, top_p, min_p, typical_p, seeds + 2**40, positions * 1000)
 
 
 # Of equals at the edge of top-p the first that fit are kept; top-k keeps them all.
@@ -154,9 +180,9 @@ def test_equals_at_the_edge() -> None:
     rows, vocab = 4, 64
     logits = torch.full((rows, vocab), -INF)
     logits[:, 10:20] = 3.0
-    temperature, top_k, top_p, min_p, seeds, positions = _columns(rows, 2.0)
+    temperature, top_k, top_p, min_p, typical_p, seeds, positions = _columns(rows, 2.0)
     top_p[:2], top_k[2:] = 0.35, 3
-    kept = _check(logits, temperature, top_k, top_p, min_p, seeds, positions)
+    kept = _check(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions)
     found = [row.nonzero().flatten().tolist() for row in kept]
     assert found == [list(range(10, 14))] * 2 + [list(range(10, 20))] * 2
 
@@ -171,14 +197,15 @@ def test_mixed_rows_of_many_tokens(bucket: BucketClass | None) -> None:
         _ints([0, 0, 50, 3, 0, 0]),
         torch.tensor([1.0, 1.0, 0.9, 0.1, 0.8, 1.0]),
         torch.tensor([0.0, 0.0, 0.0, 0.5, 0.0, 0.1]),
+        torch.tensor([0.5, 0.9, 1.0, 1.0, 0.6, 0.8]),
         torch.tensor([1, 2, 2**62 + 3, 4, -5, 6]),
         _ints([0, 7, 100_000, 3, 4, 2**31 - 1]),
         bucket=bucket,
     )
 
 
-# Rows that are penalized, banned, both and neither, drawn in each way and greedily; some of them have no token but for
-# a ban. Of one part, of several, and of several that hold more.
+# Rows that are penalized, banned, edited, several of these and none, drawn in each way and greedily; some of them have
+# no token but for a ban. Of one part, of several, and of several that hold more.
 @pytest.mark.parametrize(
     ("vocab", "dtype", "bucket"),
     [
@@ -203,10 +230,14 @@ def test_penalties(vocab: int, dtype: torch.dtype, bucket: BucketClass | None) -
     banned[4:6, 3:] = -1
     for row, value in ((6, NAN), (7, INF)):
         logits[row, int(banned[row, 2])] = value  # what is banned spoils nothing
-    temperature, _, _, min_p, seeds, positions = _columns(rows)
+    temperature, _, _, min_p, typical_p, seeds, positions = _columns(rows)
     temperature[::2] = 0.8
     top_k, top_p = _ints([0, 0, 40, 0, 5, 0] * 2), torch.tensor([1.0, 1.0, 0.9, 1.0, 1.0, 1.0] * 2)
-    _check(logits, temperature, top_k, top_p, min_p, seeds, positions, counts, places, *columns, banned, bucket=bucket)
+    edits, last_token = drawn_edits(g, vocab, [0, 1])
+    edited = (edits, _ints([-1, 0, -1, -1, 1, -1] * 2), last_token)
+    typical_p[6:] = 0.7
+    drawn = (temperature, top_k, top_p, min_p, typical_p, seeds, positions)
+    _check(logits, *drawn, counts, places, *columns, banned, *edited, bucket=bucket)
 
 
 # What a kernel reads in the dtype of the product is what it would read behind a cast.

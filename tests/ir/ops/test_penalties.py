@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
+from drawn_edits import draw_edit, edited_by_hand, packed
+from op_values import no_penalties
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 from ingot.ir.logprob_limits import MAX_LOGPROBS
@@ -119,7 +121,8 @@ def test_penalties_are_transformers_and_openais(seed: int) -> None:
         banned[row, :row] = torch.randperm(VOCAB, generator=g)[:row].int()
     places = torch.randperm(rows, generator=g).int()  # which row of counts belongs to which row of logits
     places[5] = -1
-    found = penalized(logits, Penalties(counts, places, knobs[0], knobs[1], knobs[2], banned))
+    unedited = no_penalties(rows, VOCAB)[6:]
+    found = penalized(logits, Penalties(counts, places, knobs[0], knobs[1], knobs[2], banned, *unedited))
     for row in range(rows):
         prompt, generated = held[places[row]] if row != 5 else ([], [])
         one = [float(knob[row]) for knob in knobs]
@@ -134,12 +137,35 @@ def test_penalties_are_transformers_and_openais(seed: int) -> None:
         assert torch.allclose(found[row], expected, rtol=1e-6, atol=1e-5), row
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_edits_are_those_of_plain_code(seed: int) -> None:
+    """A bias comes before the penalties, which scale it; what is banned or not allowed has no value at all."""
+    g = generator(seed)
+    vocab, states, rows = 31 + seed, 3, ints(2, -1, 0, 1)
+    logits = torch.randn(4, vocab, generator=g) * 4
+    drawn = [draw_edit(g, vocab) for _ in range(states)]
+    edits, last = torch.stack([packed(one, vocab) for one in drawn]), ints(0, 1, 0)
+    nothing = no_penalties(4, vocab)
+    counts = torch.full((4, vocab), 1, dtype=torch.int32)  # every token is in the prompt
+    counted, repetition = ints(-1, -1, 1, 1), torch.tensor([9.0, 9.0, 1.7, 1.7])
+    asked = Penalties(counts, counted, repetition, *nothing[3:6], edits, rows, last)
+    found = penalized(logits, asked)
+    assert asked.asked and torch.equal(found[1], logits[1])
+    for row, state in enumerate(rows.tolist()):
+        if state >= 0:
+            expected = torch.tensor(edited_by_hand(logits[row], drawn[state], int(last[state])), dtype=torch.float64)
+            if row >= 2:
+                expected = torch.where(expected > 0, expected / 1.7, expected * 1.7)
+            assert torch.allclose(found[row].double(), expected, rtol=1e-6, atol=1e-5), row
+
+
 def test_who_asks_for_nothing_keeps_its_logits() -> None:
     logits, nobody = torch.randn(2, VOCAB, generator=generator(1)), ints(-1, -1)
     counts, off = torch.full((2, VOCAB), 9, dtype=torch.int32), torch.full((2,), 1.5)
-    assert not Penalties(counts, nobody, off, off, off, nobody[:, None]).asked
+    unedited = no_penalties(2, VOCAB)[6:]
+    assert not Penalties(counts, nobody, off, off, off, nobody[:, None], *unedited).asked
     for rows, banned in ((ints(-1, 1), nobody), (nobody, ints(-1, 3))):
-        asked = Penalties(counts, rows, off, off, off, banned[:, None])
+        asked = Penalties(counts, rows, off, off, off, banned[:, None], *unedited)
         found = penalized(logits, asked)
         assert asked.asked and torch.equal(found[0], logits[0]) and not torch.equal(found[1], logits[1])
 
@@ -149,7 +175,8 @@ def test_penalties_are_computed_in_float32_or_wider(dtype: torch.dtype) -> None:
     g = generator(2)
     logits, rows = torch.randn(3, VOCAB, generator=g).to(dtype), ints(0, -1, 1)
     counts = torch.randint(0, 9, (2, VOCAB), generator=g, dtype=torch.int32)
-    asked = Penalties(counts, rows, *torch.rand(3, 3, generator=g), ints(3, -1, 4)[:, None])
+    knobs, unedited = torch.rand(3, 3, generator=g), no_penalties(3, VOCAB)[6:]
+    asked = Penalties(counts, rows, *knobs, ints(3, -1, 4)[:, None], *unedited)
     found, wide = penalized(logits, asked), torch.float64 if dtype == torch.float64 else torch.float32
     assert found.dtype == wide and torch.equal(found, penalized(logits.to(wide), asked))
 
@@ -159,7 +186,8 @@ def test_extreme_penalties_stay_finite(repetition: float) -> None:
     logits = torch.tensor([[80.0, -80.0, 0.0, 1e4]])
     off = torch.zeros(2, 1)
     counts = torch.full((1, 4), 3, dtype=torch.int32)
-    asked = Penalties(counts, ints(0), torch.tensor([repetition]), off[0], off[1], ints(-1)[:, None])
+    unedited = no_penalties(1, 4)[6:]
+    asked = Penalties(counts, ints(0), torch.tensor([repetition]), off[0], off[1], ints(-1)[:, None], *unedited)
     found = penalized(logits, asked)
     assert bool(found.isfinite().all())
 

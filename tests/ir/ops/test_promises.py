@@ -43,6 +43,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "top_k",
         "top_p",
         "min_p",
+        "typical_p",
         "seeds",
         "positions",
         "count_rows",
@@ -50,6 +51,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "frequency",
         "presence",
         "banned",
+        "edit_rows",
     ),
     "top_logprobs": ("logits", "sampled", "targets", "num_logprobs"),
 }

@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 import torch
 from drawn import drawn
+from drawn_edits import drawn_edits
 from op_values import BF16, F16, F32, F64, generator, ints, no_penalties
-from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from ingot.ir.ops import OPS
-from ingot.ir.ops.sampling import keep_mask, philox, uniform
+from ingot.ir.ops.sampling import keep_mask, philox, typical_mask, uniform
 
-NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
 
 def draw(
@@ -28,6 +34,7 @@ def draw(
         torch.full((count,), settings["top_k"], dtype=torch.int32),
         torch.full((count,), settings["top_p"]),
         torch.full((count,), settings["min_p"]),
+        torch.full((count,), settings["typical_p"]),
         torch.zeros(count, dtype=torch.int64) + seeds,
         torch.zeros(count, dtype=torch.int32) + positions,
         *no_penalties(*logits.shape),
@@ -101,6 +108,23 @@ def test_keep_mask_is_transformers() -> None:
         assert torch.equal(found, scores.isfinite()), (row, vocab, top_k, top_p, min_p)
 
 
+def test_typical_mask_is_transformers() -> None:
+    g = generator(14)
+    unused: Any = None
+    for row in range(100):
+        vocab = int(torch.randint(1, 70, (1,), generator=g))
+        logits = torch.randn(1, vocab, generator=g, dtype=F64) * [0.3, 1, 4][row % 3]
+        if row % 5 == 0:
+            logits[0, 1::2] = -math.inf  # what other cuts have dropped
+        mass = [0.01, 0.3, 0.9, 0.999][row % 4]
+        expected = TypicalLogitsWarper(mass)(unused, logits).isfinite()
+        found = typical_mask(logits, torch.tensor([mass], dtype=F64)) & logits.isfinite()
+        assert torch.equal(found, expected) and bool(found.any()), (row, vocab, mass)
+        assert bool(typical_mask(logits, torch.tensor([1.0])).all())
+    peaked = torch.tensor([[9.0, 0.0, 0.0, 0.1]])  # the likeliest token is the expected one
+    assert typical_mask(peaked, torch.tensor([0.2])).tolist() == [[True, False, False, False]]
+
+
 def test_keep_mask_at_ties_and_edges() -> None:
     def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
         mask = keep_mask(torch.tensor([logits]), ints(top_k), torch.tensor([top_p]), torch.tensor([min_p]))
@@ -125,7 +149,14 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
-CUTS: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}]
+CUTS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"typical_p": 0.5},
+]
 
 
 @pytest.mark.parametrize(("options", "by"), drawn(4, itertools.product(CUTS, ("seeds", "positions"))))
@@ -137,7 +168,9 @@ def test_draws_follow_the_distribution(options: dict[str, Any], by: str) -> None
     mask = keep_mask(
         scaled, ints(settings["top_k"]), torch.tensor([settings["top_p"]]), torch.tensor([settings["min_p"]])
     )
-    probs = scaled.masked_fill(~mask, -math.inf).softmax(-1)[0]
+    kept = scaled.masked_fill(~mask, -math.inf)
+    kept = kept.masked_fill(~typical_mask(kept, torch.tensor([settings["typical_p"]])), -math.inf)
+    probs = kept.softmax(-1)[0]
     keys: dict[str, Any] = {by: torch.arange(count, dtype=torch.int64 if by == "seeds" else torch.int32)}
     tokens = draw(logits.expand(count, vocab), **options, **keys)
     assert tokens.dtype == torch.int32
@@ -162,6 +195,7 @@ def test_a_draw_depends_on_its_row_alone(vocab: int) -> None:
         torch.tensor([0, 1, 7], dtype=torch.int32)[torch.arange(rows) % 3],
         torch.tensor([1.0, 0.9])[torch.arange(rows) % 2],
         torch.tensor([0.0, 0.05])[torch.arange(rows) // 2 % 2],
+        torch.tensor([1.0, 0.6])[torch.arange(rows) // 3 % 2],
         torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g),
         torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32),
     )
@@ -170,11 +204,15 @@ def test_a_draw_depends_on_its_row_alone(vocab: int) -> None:
         torch.randint(-1, 3, (rows,), generator=g, dtype=torch.int32),
         *(torch.rand(3, rows, generator=g) + 0.5),
         torch.randint(-1, vocab, (rows, 2), generator=g, dtype=torch.int32),
+        torch.randint(-1, 3, (rows,), generator=g, dtype=torch.int32),
     )
     args, drawn = (*args, *penalties), len(args)
+    edits, last_token = drawn_edits(g, vocab, [0, 1, 0])
 
     def sample(*asked: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = OPS["sample"].reference(*asked[:drawn], counts, *asked[drawn:])
+        *asked, edit_rows = asked
+        given = (*asked[:drawn], counts, *asked[drawn:], edits, edit_rows, last_token)
+        tokens: torch.Tensor = OPS["sample"].reference(*given)
         return tokens
 
     whole = sample(*args)
@@ -196,13 +234,14 @@ def test_logits_of_half_the_bits_are_taken_as_if_cast(dtype: torch.dtype, asks: 
         ints(0, 7, 0).repeat(3),
         torch.tensor([1.0, 0.8, 1.0]).repeat(3),
         torch.full((rows,), 0.01),
+        torch.tensor([1.0, 1.0, 0.8]).repeat(3),
         torch.arange(rows),
         torch.arange(rows, dtype=torch.int32),
     )
     penalties = list(no_penalties(rows, vocab))
     if asks:
         penalties[1][::2] = 1
-        penalties[-1][1, 0] = int(logits[1].argmax())
+        penalties[5][1, 0] = int(logits[1].argmax())
     sample = OPS["sample"].reference
     assert torch.equal(sample(logits, *columns, *penalties), sample(logits.float(), *columns, *penalties))
 
@@ -210,10 +249,10 @@ def test_logits_of_half_the_bits_are_taken_as_if_cast(dtype: torch.dtype, asks: 
 def test_penalties_come_before_the_choice() -> None:
     """What was said is not said again; what is banned is not said at all, and spoils nothing."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, math.nan, 2.0]])
-    columns = (torch.zeros(3), *(torch.zeros(3, dtype=torch.int32), torch.ones(3), torch.zeros(3)))
+    columns = (torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), torch.zeros(3), torch.ones(3))
     keys = (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32))
     counts, off = torch.tensor([[0, 2, 0]], dtype=torch.int32), torch.zeros(3)
-    penalties = (ints(0, -1, -1), torch.ones(3), off, off + 1.5, ints(-1, -1, 1)[:, None])
+    penalties = (ints(0, -1, -1), torch.ones(3), off, off + 1.5, ints(-1, -1, 1)[:, None], *no_penalties(3, 3)[6:])
     assert OPS["sample"].reference(logits, *columns, *keys, counts, *penalties).tolist() == [2, 1, 2]
 
 

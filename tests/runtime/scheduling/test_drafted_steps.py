@@ -66,9 +66,17 @@ def test_drafts_preempt_none_and_a_preempted_sequence_goes_on(serve):
     assert not ample.scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("withheld", [{"repetition_penalty": 1.3}, {"presence_penalty": 0.5}, {"min_tokens": 24}])
+@pytest.mark.parametrize(
+    "withheld",
+    [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.5},
+        {"min_tokens": 24},
+        {"allowed_token_ids": [300, 600, 900], "bad_words": ["300 600", "600 300 900"]},
+    ],
+)
 def test_what_depends_on_the_number_of_tokens_feeds_no_drafts(serve, withheld):
-    served = serve(drafts=4, max_tokens=32, eos=[3] if "min_tokens" in withheld else [])
+    served = serve(drafts=4, max_tokens=32, eos=[3] if "min_tokens" in withheld else [], words=True)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, **withheld)
     served.engine.add_request("a", PROMPTS["a"], params)
     served.engine.add_request("b", PROMPTS["b"], LONG)

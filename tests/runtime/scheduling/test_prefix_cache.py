@@ -128,6 +128,20 @@ def test_sequences_of_one_request(serve):
     assert output.num_cached_tokens == 0
 
 
+def test_sequences_of_one_request_hold_the_pages_of_the_prompt_once(serve):
+    """While all of them run: 3 full pages of the prompt together, and one page of its end and output each."""
+    served = serve(max_batch=8, num_pages=3 + 6, max_tokens=32)
+    served.engine.add_request("r", PROMPT, SamplingParams(n=6, seed=3, max_tokens=2))
+    held = []
+    while served.engine.has_unfinished():
+        served.step()
+        if len(served.scheduler.running) == 6:
+            pages = [one.pages[0] for one in served.scheduler.running]
+            assert len({tuple(one[:3]) for one in pages}) == 1 and len({one[3] for one in pages}) == 6
+            held.append(served.scheduler.pages.num_held)
+    assert held and set(held) == {3 + 6} and not served.scheduler.num_preemptions
+
+
 def test_a_prompt_is_hashed_once_for_all_its_sequences(serve, monkeypatch):
     """Or one request of many sequences and a long prompt holds up everybody."""
     hashed = []

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from drawn import drawn
+from served import EDITED
 
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -19,6 +20,7 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
             top_k=rng.choice([0, 5]),
             top_p=rng.choice([1.0, 0.5]),
             min_p=rng.choice([0.0, 0.25]),
+            typical_p=rng.choice([1.0, 0.75]),
             seed=rng.randrange(2**40),
             max_tokens=rng.randint(1, max_seq_len - len(prompt)),
             repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
@@ -26,6 +28,9 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
             logprobs=rng.choice([None, None, 0, 3]),
             prompt_logprobs=rng.choice([None, None, 0, 2]),
         )
+        if rng.random() < 0.2:
+            edits = {name: getattr(EDITED, name) for name in ("allowed_token_ids", "logit_bias", "bad_words")}
+            params = replace(params, **edits)
         work.append((prompt, params))
     return work
 
@@ -50,6 +55,7 @@ def test_random_work_in_small_pools(serve, seed, chunked, drafts):
         chunked_prefill=chunked,
         permute_seed=seed,
         drafts=drafts,
+        words=True,
     )
     longest = max_seq_len - 1 if chunked else min(max_tokens, max_seq_len - 1)
     work = workload(rng, served.vocab, max_seq_len, 25, longest)
@@ -98,7 +104,7 @@ def test_a_small_pool_preempts_and_gives_the_tokens_of_an_ample_one(serve, chunk
     work = workload(rng, 997, 48, 12, 16)
     results = []
     for num_pages in (13, 200):
-        served = serve(num_pages=num_pages, max_batch=6, max_seq_len=48, chunked_prefill=chunked)
+        served = serve(num_pages=num_pages, max_batch=6, max_seq_len=48, chunked_prefill=chunked, words=True)
         for index, (prompt, params) in enumerate(work):
             served.engine.add_request(str(index), prompt, params)
         requests = list(served.scheduler.requests.values())

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from served import EDITED
 
 from ingot.ir.errors import StepMemoryError
 from ingot.runtime.sampling_params import SamplingParams
@@ -11,6 +12,7 @@ PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=9),
     "drawn": SamplingParams(temperature=0.8, seed=5, max_tokens=9),
     "penalized": SamplingParams(temperature=0, repetition_penalty=1.2, presence_penalty=0.5, max_tokens=9),
+    "edited": EDITED,
     "scored": SamplingParams(temperature=0, logprobs=2, prompt_logprobs=1, max_tokens=9),
 }
 
@@ -18,7 +20,7 @@ PARAMS = {
 def served_prompts(serve, seed=0, count=6, **options):
     """Requests of every kind, in turn, that wait to be served."""
     draw = random.Random(seed)
-    served = serve(max_batch=4, max_tokens=16, permute_seed=seed, **options)
+    served = serve(max_batch=4, max_tokens=16, permute_seed=seed, words=True, **options)
     asked = {}
     for index in range(count):
         prompt = [draw.randrange(900) for _ in range(draw.choice([1, 3, 8, 20]))]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from drawn_edits import drawn_edits
 from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
 from odd_samples import odd_samples
 from one_call import OneCall, moved
@@ -234,12 +235,15 @@ def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
         logits = torch.randn(rows, vocab, generator=g) * 3
         if op == "sample":
             knobs = (_ids(g, 50, rows), torch.rand(rows, generator=g), torch.rand(rows, generator=g) / 10)
+            knobs = (*knobs, torch.tensor([1.0, 0.5, 0.9] * rows)[:rows])
             temperature = torch.tensor([0.0, 1.0, 0.6] * rows)[:rows]
             counts = _ids(g, 7, 5, vocab) * (torch.rand(5, vocab, generator=g) < 0.3)
             columns = [torch.rand(rows, generator=g) + 0.5 for _ in range(3)]
             banned = _ids(g, vocab + 1, rows, 16) - 1
             banned[::2] = -1
-            penalties = (counts.int(), _ids(g, 6, rows) - 1, *columns, banned)
+            edits, last_token = drawn_edits(g, vocab, [0, 5])
+            edited = (edits, _ids(g, 3, rows) - 1, last_token)
+            penalties = (counts.int(), _ids(g, 6, rows) - 1, *columns, banned, *edited)
             keys = (torch.arange(rows) + 2**40, _ids(g, 9999, rows))
             calls.append(OneCall(op, (logits, temperature, *knobs, *keys, *penalties)))
         else:

@@ -1,7 +1,8 @@
 """Samples of odd sizes for every op, in addition to those of its definition."""
 
 import torch
-from op_values import F16, F32, generator, ints, randn, random_step, rope_attrs
+from drawn_edits import drawn_edits
+from op_values import F16, F32, generator, ints, no_penalties, randn, random_step, rope_attrs
 
 from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.ops import OPS, Sample
@@ -213,17 +214,20 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                     whole(5, 11),
                     torch.rand(11, generator=g),
                     torch.rand(11, generator=g) * 0.2,
+                    torch.tensor([1.0, 1.0, 0.7, 0.3, 1.0, 0.9] * 2)[:11],
                     torch.arange(11) * 12345678901,
                     whole(1000, 11),
                     whole(9, 4, 37),
                     rows,
                     *torch.rand(3, 11, generator=g),
                     banned,
+                    *edited,
                 )
             )
-            for rows, banned in [
-                (whole(5, 11) - 1, whole(37, 11, 2) * (whole(2, 11, 2) * 2 - 1)),
-                (ints(*[-1] * 11), ints(*[-1] * 11).view(11, 1)),  # nothing is asked for
+            for edits, last_token in [drawn_edits(g, 37, [1, 9, 1])]
+            for rows, banned, edited in [
+                (whole(5, 11) - 1, whole(37, 11, 2) * (whole(2, 11, 2) * 2 - 1), (edits, whole(4, 11) - 1, last_token)),
+                (ints(*[-1] * 11), ints(*[-1] * 11).view(11, 1), no_penalties(11, 37)[6:]),  # nothing is asked for
             ]
         ],
         "count_tokens": [

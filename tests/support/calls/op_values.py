@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ingot.ir.numerics.tolerances import TOLERANCES, compare
+from ingot.ir.ops.logit_edits import EditParts
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 FLOATS = tuple(TOLERANCES)
@@ -83,7 +84,8 @@ def random_step(seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
 
 
 def no_penalties(rows: int, vocab: int) -> tuple[torch.Tensor, ...]:
-    """The last arguments of `sample` where no row asks for a penalty or a ban. The counts of others would show."""
+    """The last arguments of `sample` where no row asks for a penalty, a ban or edits. Those of others would show."""
     counts, columns = torch.full((2, vocab), 5, dtype=torch.int32), torch.full((3, rows), 7.0)
     nobody = torch.full((rows,), -1, dtype=torch.int32)
-    return (counts, nobody, *columns, nobody[:, None].expand(rows, 3).contiguous())
+    edits = torch.zeros(2, EditParts(vocab).words, dtype=torch.int32)  # which would allow no token
+    return (counts, nobody, *columns, nobody[:, None].expand(rows, 3).contiguous(), edits, nobody, ints(0, 0))

@@ -31,6 +31,7 @@ from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import StepMemoryError
 from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, OWN
 from ingot.ir.masks import Mask
+from ingot.ir.ops.logit_edits import EditParts, forbid
 from ingot.runtime.step import StepInputs, StepLayout
 
 VOCAB = 997
@@ -45,12 +46,14 @@ class Knobs:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
     counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    banned: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()  # by `min_tokens` and by edits
+    biases: tuple[tuple[int, float], ...] = ()
 
 
 def hashed(context: Sequence[int], key: bytes = b"") -> int:
@@ -61,11 +64,14 @@ def hashed(context: Sequence[int], key: bytes = b"") -> int:
 def hashed_token(context: Sequence[int], knobs: Knobs, vocab: int = VOCAB) -> int:
     """The token after `context`."""
     k = knobs
-    key = struct.pack("<fiffq", k.temperature, k.top_k, k.top_p, k.min_p, k.seed if k.temperature else 0)
+    key = struct.pack("<fifffq", k.temperature, k.top_k, k.top_p, k.min_p, k.typical_p, k.seed if k.temperature else 0)
     if k.counts is not None:
         key += struct.pack("<fff", k.repetition, k.frequency, k.presence) + repr(k.counts).encode()
+    if k.biases:
+        key += repr(k.biases).encode()
     token = hashed(context, key) % vocab
-    while token in k.banned:
+    banned = frozenset(k.banned)
+    while token in banned:
         token = (token + 1) % vocab
     return token
 
@@ -137,6 +143,8 @@ class FakeDevice:
         self.last_token: list[int | None] = [None] * max_batch
         self.position: list[int | None] = [None] * max_batch
         self.counts: list[tuple[set[int], list[int]] | None] = [None] * max_batch  # of the prompt; generated
+        self.edits: dict[int, Any] = {}  # the row of the state `edits` of each device row that has one
+        self.num_edits = 0  # rows of it that were written
         self.scripts: list[tuple[list[int], list[int]]] = []
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
@@ -148,6 +156,7 @@ class FakeDevice:
         self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
         self.touched: set[int] = set()  # rows of steps that ran in part
         self.touched_slots: set[int] = set()
+        self.touched_edits: set[int] = set()
         self.num_refused = 0  # steps that it had no memory for
 
     def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
@@ -177,6 +186,7 @@ class FakeDevice:
         if not self.has_memory(inputs):
             self.num_refused += 1
             self.touched |= set(inputs["rows"].tolist())
+            self.touched_edits |= {one.row for one in inputs.edits}
             self.touched_slots |= {slot for slot in inputs["state_write"].tolist() if slot >= 0}
             if not self.launched:
                 self._touch()
@@ -233,6 +243,9 @@ class FakeDevice:
         for one in inputs.recounts:
             assert one.row in value["rows"]
             self.counts[one.row] = set(one.prompt), list(one.generated)
+        for one in inputs.edits:
+            self.edits[one.row] = one.values
+        self.num_edits += len(inputs.edits)
         contexts = [self._write(seq, value) for seq in range(sizes["B"])]
         self._check_pages(contexts, value["q_lens"])
         self._step_states(contexts, value)
@@ -248,7 +261,9 @@ class FakeDevice:
                 index, end = last - behind, len(context) - behind
                 assert index not in sampled and value["targets"][index] == -1
                 assert value["logit_rows"][index] == value["logit_rows"][last] - behind
-                token = sampled[index] = self._next(context[:end], self._knobs(value, index))
+                known = value["starts"][seq] >= 0  # then the row's last token may be another sequence's
+                knobs = self._knobs(value, index, None if known else context[end - 1])
+                token = sampled[index] = self._next(context[:end], knobs)
                 if (count := value["num_logprobs"][index]) >= 0:
                     handle.rows[index] = hashed_logprobs(context[:end], token, count)
             self._accept(handle, seq, value, [sampled[last - behind] for behind in range(max(0, len(fed) - 1), -1, -1)])
@@ -279,6 +294,9 @@ class FakeDevice:
             self.position[row] = self.last_token[row] = self.drafts[row] = None
             self.counts[row] = {VOCAB}, [VOCAB]
         self.touched.clear()
+        for row in self.touched_edits:
+            self.edits.pop(row, None)
+        self.touched_edits.clear()
         self.poison_slots(list(self.touched_slots))
         self.touched_slots.clear()
 
@@ -304,7 +322,7 @@ class FakeDevice:
     def _propose(self, row: int, context: list[int], value: dict[str, list], index: int) -> None:
         """Guess what follows: some right, some wrong."""
         if self.num_drafts:
-            drafts, knobs = [], replace(self._knobs(value, index), counts=None, banned=())
+            drafts, knobs = [], replace(self._knobs(value, index, None), counts=None, banned=())
             context = [*context, self.last_token[row]]
             for _ in range(self.num_drafts):
                 right = hashed(context, b"draft") % 4 > 0
@@ -418,12 +436,24 @@ class FakeDevice:
             else:
                 generated.append(token)
 
-    def _knobs(self, value: dict[str, list], index: int) -> Knobs:
-        names = ("temperature", "top_k", "top_p", "min_p", "seeds", "repetition", "frequency", "presence")
+    def _knobs(self, value: dict[str, list], index: int, last: int | None) -> Knobs:
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seeds", "repetition", "frequency", "presence")
         row = value["count_rows"][index]
         counts = None if row < 0 else tuple(tuple(sorted(tokens)) for tokens in self.counts[row])
         banned = tuple(token for token in value["banned"][index] if token >= 0)
-        return Knobs(*(value[name][index] for name in names), counts, banned)
+        edited = self._edited(value["edit_rows"][index], last)
+        return Knobs(*(value[name][index] for name in names), counts, banned + edited[0], edited[1])
+
+    def _edited(self, row: int, last: int | None) -> tuple[tuple[int, ...], tuple[tuple[int, float], ...]]:
+        """The tokens that a row of `edits` forbids after the token `last`, and its biases."""
+        if row < 0:
+            return (), ()
+        edits, parts = torch.from_numpy(self.edits[row]), EditParts(self.vocab)
+        logits = torch.zeros(self.vocab)
+        forbid(logits, edits, torch.tensor(-2 if last is None else last))
+        ids, biases = edits[parts.biased : parts.biases], edits[parts.biases : parts.after].view(torch.float32)
+        listed = zip(ids[ids >= 0].tolist(), biases[ids >= 0].tolist(), strict=True)
+        return tuple((logits < 0).nonzero().flatten().tolist()), tuple(sorted(listed))
 
     def _next(self, context: list[int], knobs: Knobs) -> int:
         if self.invalid(context):

@@ -8,14 +8,44 @@ from fake_device import VOCAB, FakeDevice, Knobs, hashed_logprobs, hashed_token
 
 from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.runtime.engine import Engine
+from ingot.runtime.logit_edits import LogitEdits
 from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import Policy, SchedulerConfig
 from ingot.runtime.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+class Numbers:
+    """Reads the words of `bad_words` as token ids: "7 9" are the tokens 7 and 9, and a space before changes nothing."""
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [int(one) for one in text.split()]
+
+
+class NumbersEngine(Engine):
+    """An engine without a tokenizer that reads bad words as `Numbers` does."""
+
+    def _edits(self, request: Request) -> LogitEdits | None:
+        self._tokenizer = Numbers()  # type: ignore[assignment]
+        try:
+            return super()._edits(request)
+        finally:
+            self._tokenizer = None
+
+
+# Few tokens, so that bad words of several tokens begin often; some token may always be chosen.
+EDITED = SamplingParams(
+    temperature=0,
+    max_tokens=9,
+    allowed_token_ids=[200, 400, 600, 800, 990],
+    logit_bias={7: 1.5, 400: -2.0},
+    bad_words=["990", "200 400", "400 400", "600 600 400", "800 600 600", "400 800 600 800"],
+)
 
 
 class Served:
@@ -39,6 +69,7 @@ class Served:
         lifetimes: Mapping[str, int] | None = None,
         slots: int = 0,
         with_scratch: bool = False,
+        words: bool = False,
     ) -> None:
         scratch: dict[str, range] = {}
         for name, pages in (lifetimes or {}).items() if with_scratch else ():
@@ -72,14 +103,15 @@ class Served:
             )
         self.slots = PagePool(slots, permute_seed=permute_seed, on_release=self.device.poison_slots) if slots else None
         self.scheduler = Scheduler(self.config, pools, self.device.layout, self.slots)
-        self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
+        engine = NumbersEngine if words else Engine
+        self.engine = engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
         self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
 
     def expected(
         self, prompt: Sequence[int], params: SamplingParams, seed: int = 0, count: int | None = None
     ) -> list[int]:
         """The tokens that the model gives for a prompt alone, without any stop."""
-        knobs = Knobs(params.temperature, params.top_k, params.top_p, params.min_p, seed)
+        knobs = Knobs(params.temperature, params.top_k, params.top_p, params.min_p, params.typical_p, seed)
         if params.greedy:
             knobs = Knobs()
         if params.penalizes:
@@ -92,7 +124,13 @@ class Served:
                 generated = tuple(sorted(context[len(prompt) :]))
                 knobs = replace(knobs, counts=(tuple(sorted(set(prompt))), generated))
             banned = (*self.eos, *params.stop_token_ids) if number < params.min_tokens else ()
-            context.append(hashed_token(context, replace(knobs, banned=banned), self.vocab))
+            if params.allowed_token_ids is not None:
+                banned += tuple(set(range(self.vocab)) - set(params.allowed_token_ids))
+            words = [Numbers().encode_plain(word) for word in params.bad_words]
+            outputs = context[len(prompt) :]
+            banned += tuple(word[-1] for word in words if outputs[len(outputs) + 1 - len(word) :] == word[:-1])
+            knobs = replace(knobs, banned=banned, biases=tuple(sorted(params.logit_bias or ())))
+            context.append(hashed_token(context, knobs, self.vocab))
         return context[len(prompt) :]
 
     def check_logprobs(self, output: RequestOutput, params: SamplingParams) -> None:

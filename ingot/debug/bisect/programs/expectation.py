@@ -26,6 +26,7 @@ from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import turn_of
 from ingot.ir.mesh import Rank, ranks
+from ingot.ir.ops.logit_edits import EditParts
 from ingot.ir.program import Program, StateSpec, named_arguments
 
 # Tokens generated after each prompt: the second step reads the token that the first left on the device.
@@ -255,9 +256,12 @@ def _counted(step: Step, counts: torch.Tensor) -> torch.Tensor:
 
 
 def _chosen(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    drawn = (step.inputs[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"))
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seeds", "positions")
+    drawn = (step.inputs[name] for name in names)
     penalties = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
-    result: torch.Tensor = ops.sample.reference(logits, *drawn, counts, *penalties)
+    edits = torch.full((1, EditParts(logits.shape[-1]).words), -1, dtype=torch.int32)
+    nobody, last_token = torch.full((len(logits),), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    result: torch.Tensor = ops.sample.reference(logits, *drawn, counts, *penalties, edits, nobody, last_token)
     return result
 
 

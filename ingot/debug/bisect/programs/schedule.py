@@ -30,6 +30,7 @@ class SamplerOptions:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seeds: int = 0
     repetition: float = 1.0
     frequency: float = 0.0
@@ -49,9 +50,9 @@ GREEDY = SamplerOptions()
 # penalties of a row cancel for a token that it generated once, so that swapping two of them changes later tokens.
 SAMPLERS = (
     SamplerOptions(num_logprobs=4),
-    SamplerOptions(0.8, 9, 0.95, 0.02, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
-    SamplerOptions(1.3, 0, 0.7, 0.0, 2**40 + 1, banned=(3, 5, 8)),
-    SamplerOptions(0.6, 5, 1.0, 0.1, 99, 0.8, -2.0, 2.0, num_logprobs=0),
+    SamplerOptions(0.8, 9, 0.95, 0.02, 0.999, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
+    SamplerOptions(1.3, 0, 0.7, 0.0, 0.9, 2**40 + 1, banned=(3, 5, 8)),
+    SamplerOptions(0.6, 5, 1.0, 0.1, 0.999, 99, 0.8, -2.0, 2.0, num_logprobs=0),
 )
 
 

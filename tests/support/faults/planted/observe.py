@@ -79,6 +79,7 @@ def _ask(step: StepInputs, batch: Sequence[tuple[int, int]], draw: random.Random
             "top_k": draw.randrange(5, 60),
             "top_p": draw.uniform(0.7, 0.98),
             "min_p": draw.uniform(0.01, 0.08),
+            "typical_p": draw.uniform(0.7, 0.98),
             "count_rows": owner,
             "repetition": draw.uniform(1.1, 1.6),
             "frequency": draw.uniform(0.2, 0.9),

@@ -1,0 +1,65 @@
+"""`LLM.beam_search`: check its arguments, and run the beam searches of its prompts."""
+
+from collections.abc import Mapping, Sequence
+
+from ingot.ir.errors import RequestError
+from ingot.runtime.beam_search_params import BeamSearchParams
+from ingot.runtime.beams import BeamSearch, BeamSearchOutput, Run, beam_search
+from ingot.runtime.engine import Engine
+from ingot.runtime.loader import Loaded
+from ingot.runtime.param_checks import integer, optional
+from ingot.runtime.pooling_engine import PoolingEngine
+from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
+from ingot.serve.progress import UseTqdm, progress
+
+_LIMIT = optional(integer(1, expected="None or an integer >= 1"))
+
+
+def search_beams(
+    loaded: Loaded,
+    engine: Engine | PoolingEngine,
+    run: Run,
+    prompts: PromptLike | Sequence[PromptLike],
+    params: BeamSearchParams,
+    use_tqdm: UseTqdm,
+    concurrency_limit: int | None,
+) -> list[BeamSearchOutput]:
+    """Return the results of `LLM.beam_search`, which describes the arguments after `run`. Raises RequestError for bad
+    ones.
+
+    `run` serves prompts with sampling parameters by `engine`, the engine of the model `loaded`.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(f"beam search parameters of type {type(params).__name__}", expected="BeamSearchParams")
+    limits = loaded.limits
+    if not isinstance(engine, Engine):
+        raise RequestError(
+            "the model makes vectors and no tokens",
+            where="LLM.beam_search",
+            expected="an artifact whose entry 'main' has an ending that samples",
+            hint="call embed for the vectors of prompts",
+        )
+    listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else prompts
+    if not isinstance(listed, list | tuple):
+        raise RequestError(f"prompts of type {type(prompts).__name__}", where="prompts", expected="one, or a list")
+    read = read_prompts(listed, loaded.tokenizer, limits.vocab_size)
+    for index, prompt in enumerate(read):
+        if len(prompt.token_ids) >= limits.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(prompt.token_ids)} tokens",
+                where=f"prompts[{index}]",
+                expected=f"at most {limits.max_seq_len - 1}: max_seq_len, less one token to generate",
+                hint="shorten the prompt, or compile with a larger max_seq_len",
+            )
+    together = _LIMIT("LLM.beam_search.concurrency_limit", concurrency_limit) or max(1, len(read))
+    searches = [BeamSearch(prompt, params, engine.eos_token_ids, limits.max_seq_len) for prompt in read]
+
+    bar = progress(use_tqdm, len(read), "Beam search")
+    try:
+        for first in range(0, len(searches), together):
+            part = searches[first : first + together]
+            beam_search(part, params, run)
+            bar.update(len(part))
+    finally:
+        bar.close()
+    return [search.result(loaded.tokenizer) for search in searches]
