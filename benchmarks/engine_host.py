@@ -12,6 +12,7 @@ its own sampling options, and reads the fields of the outputs that such a caller
     text       text at the end
     streamed_text, stops   text at every token; the latter with stop strings that do not occur
     logprobs   at every token its log-probability and those of the five most likely tokens
+    served     text at every token, as the engine process of a server sends it: one frame of deltas a step
 """
 
 import argparse
@@ -29,12 +30,15 @@ from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.logprobs import OutputLogprobs, StepLogprobs
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.pages import PagePool
+from ingot.runtime.request_group import request_output
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.sequence_pages import one_pool
 from ingot.runtime.step import StepInputs
 from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
+from ingot.serve.engine.deltas import DeltaReport
+from ingot.serve.engine.messages import Stats, Step, frame
 
 _PAGE = 16
 _TRIES = 3
@@ -72,12 +76,14 @@ class Case:
     """One way in which callers use the engine.
 
     `params` takes the number of a sequence and returns its sampling options. `read` reads the fields of an output that
-    such a caller needs. `stream` is True if the caller streams the output.
+    such a caller needs. `stream` is True if the caller streams the output. `served`: the engine reports deltas, and a
+    frame of them is made for each step; `read` is not called.
     """
 
     params: Callable[[int], Mapping[str, object]]
-    read: Callable[[RequestOutput], object]
+    read: Callable[[RequestOutput], object] = lambda output: None
     stream: bool = False
+    served: bool = False
 
 
 def _ids(output: RequestOutput) -> object:
@@ -114,6 +120,7 @@ CASES: Mapping[str, Case] = {
     "streamed_text": Case(lambda number: {"temperature": 0.0}, _text, stream=True),
     "logprobs": Case(lambda number: {"temperature": 0.0, "logprobs": _LOGPROBS}, _newest, stream=True),
     "stops": Case(lambda number: {"temperature": 0.0, "stop": ["\n\nUser:", "</answer>"]}, _text, stream=True),
+    "served": Case(lambda number: {"temperature": 0.0}, stream=True, served=True),
 }
 
 
@@ -196,6 +203,7 @@ def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float,
             {"prompt_token_ids": draw.choices(usual, k=load.prompt)},
             SamplingParams(max_tokens=load.output, ignore_eos=True, **case.params(number)),
             stream=case.stream,
+            report=DeltaReport(number, 1) if case.served else request_output,
         )
         for number in range(load.running)
     ]
@@ -208,7 +216,10 @@ def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float,
     while engine.has_unfinished():
         launches, decoded = executor.launches, executor.decodes
         begin = time.thread_time()
-        for output in engine.step():
+        outputs = engine.step()
+        if case.served:
+            frame(Step([delta for one in outputs for delta in one.deltas], Stats()))
+        for output in outputs:
             case.read(output)
             ended += output.finished
         seconds = time.thread_time() - begin

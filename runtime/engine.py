@@ -1,7 +1,7 @@
 """The engine for models that generate tokens: it takes prompts and returns completions."""
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,11 @@ from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
-from ingot.runtime.growing import SoFar
 from ingot.runtime.logit_edits import LogitEdits, edits_of
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
-from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.request import INVALID_TOKEN, Given, Request
+from ingot.runtime.request_group import GroupSequence, Report, RequestGroup, request_output
 from ingot.runtime.sampling_checks import MAX_SEED
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
@@ -31,6 +30,7 @@ class EngineRequest:
 
     stream     return an output after each step; False: return one output at the end of all its sequences
     priority   requests with lower numbers are served first; must be 0 unless the scheduler's policy is "priority"
+    report     makes what `Engine.step` returns for the request; by default a RequestOutput
     """
 
     request_id: str
@@ -38,68 +38,10 @@ class EngineRequest:
     params: SamplingParams
     stream: bool = True
     priority: int = 0
+    report: Report = request_output
 
 
-_ListView = Callable[[list[Any]], Sequence[Any]]  # copies a growing list (`list`), or wraps it without a copy (`SoFar`)
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    """One of the n sequences of a request (SamplingParams.n). `request` is the scheduler's object for it. `logprobs`
-    collects its log-probabilities; None if the request wants none."""
-
-    request: Request
-    logprobs: SequenceLogprobs | None
-
-    def output(self, index: int, view: "_ListView") -> CompletionOutput:
-        request, logprobs = self.request, self.logprobs
-        reason, stop = (None, None) if request.end is None else request.end
-        return CompletionOutput(
-            index,
-            "" if request.text is None else request.text.text,
-            view(request.output_ids),
-            None if logprobs is None else logprobs.cumulative,
-            None if logprobs is None else view(logprobs.entries),
-            reason,
-            stop,
-        )
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A caller's request while it is served, with its n sequences (SamplingParams.n). Each output reports all of
-    them."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams
-    stream: bool
-    sequences: list[_Sequence]
-    prompt_logprobs: SequenceLogprobs | None
-
-    @property
-    def requests(self) -> list[Request]:
-        return [sequence.request for sequence in self.sequences]
-
-    @property
-    def finished(self) -> bool:
-        return None not in [sequence.request.end for sequence in self.sequences]
-
-    def output(self, finished: bool) -> RequestOutput:
-        # Most outputs only report the tokens since the last output, so they do not copy the whole lists.
-        view: _ListView = list if finished else SoFar
-        return RequestOutput(
-            self.request_id,
-            self.prompt.text,
-            self.prompt.token_ids,
-            [sequence.output(index, view) for index, sequence in enumerate(self.sequences)],
-            finished,
-            None if self.prompt_logprobs is None else view(self.prompt_logprobs.entries),
-            self.sequences[0].request.cached.num_found,
-        )
-
-
-class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
+class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
     """Serves requests for generated tokens. Call `add_requests`, then `step` until `has_unfinished` returns False.
 
     executor        runs the steps
@@ -145,14 +87,14 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         """
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
-    def _queue(self, group: _Group) -> None:
+    def _queue(self, group: RequestGroup) -> None:
         for index, sequence in enumerate(group.sequences):
             seed = group.params.seed
             sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
             self._by_request[sequence.request] = group, sequence
             self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
 
-    def _group(self, given: EngineRequest, prompt: Prompt) -> _Group:
+    def _group(self, given: EngineRequest, prompt: Prompt) -> RequestGroup:
         params = given.params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling parameters of type {type(params).__name__}", expected="SamplingParams")
@@ -170,7 +112,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                 "stop strings for a model without a tokenizer", where="SamplingParams.stop", expected="stop_token_ids"
             )
         stops = StopStrings(params.stop) if params.stop else None
-        sequences: list[_Sequence] = []
+        sequences: list[GroupSequence] = []
         prompt_ids = list(prompt.token_ids)  # a copy: callers get the other list
         cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         edits: LogitEdits | None = None
@@ -193,9 +135,9 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
             request.edits = edits
             if tokenizer is not None:
                 request.text = Detokenizer(tokenizer, params, prompt_ids, stops)
-            sequences.append(_Sequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
+            sequences.append(GroupSequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
         prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer, [None])
-        return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
+        return RequestGroup(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs, given.report)
 
     def _check(self, request: Request) -> None:
         """Raise RequestError if the engine can never serve the request, for example because it is too long."""
@@ -223,11 +165,11 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     def _read(self, handle: SampledStep) -> list[int]:
         return handle.tokens()
 
-    def _retire(self, batch: StepBatch, handle: SampledStep, read: list[int]) -> list[RequestOutput]:
+    def _retire(self, batch: StepBatch, handle: SampledStep, read: list[int]) -> list[Any]:
         logprobs = handle.logprobs() if batch.returns_logprobs else None
         if logprobs is not None:
             self._add_prompt_logprobs(batch, logprobs)
-        changed: dict[str, _Group] = {}
+        changed: dict[str, RequestGroup] = {}
         rejected = None if batch.rows is None else handle.rejected()
         for request, token, row in self._scheduler.retire(batch, read, rejected):
             if request.given.streamed or request.end is not None:
@@ -239,7 +181,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                 _, sequence = self._by_request[request]
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
                 sequence.logprobs.add(logprobs, row)
-        outputs: list[RequestOutput] = []
+        outputs: list[Any] = []
         for group in changed.values():
             finished = group.finished
             if finished or group.stream:

@@ -11,14 +11,14 @@ import signal
 import socket
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.error_text import encode_error
 from ingot.ir.errors import IngotError, InternalError, RequestError
-from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+from ingot.runtime.outputs import EmbeddingOutput
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.engine.channel import Channel, ServerGone
+from ingot.serve.engine.deltas import DeltaReport
 from ingot.serve.engine.messages import (
     Abort,
     Add,
@@ -34,7 +34,6 @@ from ingot.serve.engine.messages import (
     Stats,
     Step,
     ToEngine,
-    TokenLogprob,
     Vector,
     VectorKind,
 )
@@ -102,7 +101,7 @@ def _serve(channel: Channel) -> None:
 
 
 class _Requests:
-    """The engine, and how much of each output was sent.
+    """The engine and its requests.
 
     max_num_seqs   sequences that a step can hold
     vectors        what the model's vectors are; None for a model that generates tokens
@@ -113,7 +112,7 @@ class _Requests:
         self.vectors = _vector_kind(self.engine)
         self.max_num_seqs = self.engine.occupancy.free_rows
         self._channel = channel
-        self._sent: dict[int, list[_Sent]] = {}
+        self._keys: set[int] = set()  # of the requests in the engine
         self._orders = Orders(self.engine, channel, self._add)
 
     @property
@@ -129,7 +128,8 @@ class _Requests:
                     self._add(message)
                 self._send_counts_of_pause()
             case Abort(key):
-                if not self._orders.forget(key) and self._sent.pop(key, None) is not None:
+                if not self._orders.forget(key) and key in self._keys:
+                    self._keys.remove(key)
                     self.engine.abort(str(key))
                     self._orders.after_step()
                 self._send_counts_of_pause()
@@ -150,9 +150,8 @@ class _Requests:
         try:
             if isinstance(message, Pool):
                 self._add_pooling(message)
-                sequences = 0
             else:
-                sequences = self._add_sampling(message)
+                self._add_sampling(message)
         except IngotError as error:
             self._channel.send(Refused(message.key, encode_error(error)))
             return
@@ -161,10 +160,10 @@ class _Requests:
             fault = InternalError(f"the request failed: {type(error).__name__}: {error}")
             self._channel.send(Refused(message.key, encode_error(fault)))
             return
-        self._sent[message.key] = [_Sent() for _ in range(sequences)]
+        self._keys.add(message.key)
 
-    def _add_sampling(self, message: Add) -> int:
-        """Queue a request for tokens, and return its number of sequences. Raises RequestError."""
+    def _add_sampling(self, message: Add) -> None:
+        """Queue a request for tokens. Raises RequestError."""
         from ingot.runtime.engine import Engine, EngineRequest
         from ingot.runtime.prompt import Prompt
 
@@ -176,8 +175,10 @@ class _Requests:
             )
         params = SamplingParams(**message.params)
         prompt = Prompt(None, message.prompt_ids, message.cache_salt)
-        self.engine.add_requests([EngineRequest(str(message.key), prompt, params, message.stream, message.priority)])
-        return params.n
+        report = DeltaReport(message.key, params.n)
+        self.engine.add_requests(
+            [EngineRequest(str(message.key), prompt, params, message.stream, message.priority, report)]
+        )
 
     def _add_pooling(self, message: Pool) -> None:
         """Queue a request for a vector. Raises RequestError."""
@@ -199,13 +200,13 @@ class _Requests:
         deltas: list[Delta] = []
         vectors: list[Vector] = []
         for output in self.engine.step():
-            key = int(output.request_id)
             if isinstance(output, EmbeddingOutput):
-                vectors.append(_vector(key, output))
+                vectors.append(_vector(output))
+                self._keys.remove(vectors[-1].key)
             else:
-                deltas += _new(key, output, self._sent[key])
-            if output.finished:
-                del self._sent[key]
+                deltas += output.deltas
+                if output.finished:
+                    self._keys.remove(output.key)
         self._channel.send(Step(deltas, self._stats(), vectors))
         self._orders.after_step()
 
@@ -232,54 +233,9 @@ def _vector_kind(engine: Any) -> VectorKind | None:
     return VectorKind(engine.width, engine.unit, engine.classes)
 
 
-def _vector(key: int, output: EmbeddingOutput) -> Vector:
+def _vector(output: EmbeddingOutput) -> Vector:
     values = vector_bytes(array("f", output.embedding))
-    return Vector(key, values, output.finish_reason, output.stop_reason, output.num_cached_tokens)
-
-
-class _Sent:
-    """How much of a sequence the server has: tokens, characters, prompt positions with log-probabilities, the end."""
-
-    __slots__ = ("characters", "ended", "prompt_positions", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = self.characters = self.prompt_positions = 0
-        self.ended = False
-
-
-def _new(key: int, output: RequestOutput, sent: "Sequence[_Sent]") -> list[Delta]:
-    """Return a delta for each sequence of an output that has changed, and count it as sent."""
-    return [
-        _delta(key, one, before, output)
-        for one, before in zip(output.outputs, sent, strict=True)
-        if not before.ended and (len(one.token_ids) > before.tokens or one.finish_reason is not None)
-    ]
-
-
-def _delta(key: int, one: CompletionOutput, sent: _Sent, output: RequestOutput) -> Delta:
-    tokens, characters, positions = sent.tokens, sent.characters, sent.prompt_positions
-    sent.tokens, sent.characters = len(one.token_ids), len(one.text)
-    sent.ended = one.finish_reason is not None
-    logprobs = None if one.logprobs is None else [_flat(entry) for entry in one.logprobs[tokens:]]
-    prompt_logprobs = None
-    if output.prompt_logprobs is not None and one.index == 0:
-        sent.prompt_positions = len(output.prompt_logprobs)
-        prompt_logprobs = [None if entry is None else _flat(entry) for entry in output.prompt_logprobs[positions:]]
-    return Delta(
-        key,
-        one.index,
-        list(one.token_ids[tokens:]),
-        one.text[characters:],
-        logprobs,
-        one.finish_reason,
-        one.stop_reason,
-        prompt_logprobs,
-        output.num_cached_tokens,
-    )
-
-
-def _flat(entry: Mapping[int, Logprob]) -> list[TokenLogprob]:
-    return [(token, one.logprob, one.rank, one.decoded_token) for token, one in entry.items()]
+    return Vector(int(output.request_id), values, output.finish_reason, output.stop_reason, output.num_cached_tokens)
 
 
 if __name__ == "__main__":
