@@ -39,6 +39,7 @@ from ingot.serve.engine.messages import (
 )
 from ingot.serve.engine.orders import Orders
 from ingot.serve.engine.vector_values import vector_bytes
+from ingot.serve.garbage import keep_loaded_objects
 from ingot.serve.llm import LLM
 from ingot.serve.logs import set_up_logs
 
@@ -85,6 +86,7 @@ def _serve(channel: Channel) -> None:
         raise InternalError(f"the first message is {type(first).__name__}", expected="Start")
     llm = LLM(first.artifact, **first.options)
     requests = _Requests(llm, channel)
+    keep_loaded_objects()
     channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors))
     for message in rest:
         requests.take(message)

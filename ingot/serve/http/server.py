@@ -13,6 +13,7 @@ import uvicorn
 
 from ingot.ir.errors import EngineDeadError
 from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.garbage import keep_loaded_objects
 from ingot.serve.http.admin.options import AdminOptions
 from ingot.serve.http.admin.server import admin_server
 from ingot.serve.http.app import make_app
@@ -103,6 +104,7 @@ class Server(uvicorn.Server):
         llm = self._serving.llm
         try:
             await asyncio.gather(llm.start(), llm.prepare_chats())
+            keep_loaded_objects()
             log.info("ready: %s serves %s", address, ", ".join(self._serving.options.model_names))
             while llm.engine.state != "dead":
                 await llm.engine.state_change()
