@@ -23,6 +23,7 @@ HOST = "127.0.0.1"
 class Server:
     """A server that runs. `seconds`: from the start of its process to its first answer."""
 
+    process: "subprocess.Popen[bytes]"
     port: int
     seconds: float
 
@@ -65,7 +66,7 @@ def running(
                 if time.monotonic() - begin > timeout:
                     raise ChildError(f"the server did not answer within {timeout:g} s: see {log}")
                 time.sleep(0.05)
-            yield Server(port, time.monotonic() - begin)
+            yield Server(process, port, time.monotonic() - begin)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -77,7 +78,7 @@ def running(
 
 def model_name(port: int) -> str:
     """Return the name of the served model."""
-    status, answer = _ask(port, "GET", "/v1/models")
+    status, answer = ask(port, "GET", "/v1/models")
     if status != 200:
         raise ChildError(f"/v1/models answers {status}")
     return str(json.loads(answer)["data"][0]["id"])
@@ -87,12 +88,13 @@ def _answers(port: int) -> bool:
     try:
         name = model_name(port)
         body = json.dumps({"model": name, "prompt": [300, 301], "max_tokens": 1, "temperature": 0.0})
-        return _ask(port, "POST", "/v1/completions", body)[0] == 200
+        return ask(port, "POST", "/v1/completions", body)[0] == 200
     except (OSError, ChildError, http.client.HTTPException):
         return False
 
 
-def _ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+def ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    """Send one request to the server, and return the status and the body of its answer."""
     connection = http.client.HTTPConnection(HOST, port, timeout=60)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})
