@@ -24,21 +24,21 @@ from results import Figure, add_json_option, report
 
 _START_SECONDS = 600.0  # a checkpoint is compiled first
 _BACK_SECONDS = 60.0
+_PROMPT = 64  # tokens; the rest of the longest sequence is generated, so that no stream ends before the kill
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--requests", type=int, default=32, help="streams in flight when the engine is killed")
-    parser.add_argument("--output", type=int, default=1500, help="tokens of each; more than come before the kill")
     add_json_option(parser)
     options = parser.parse_args()
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with running(ingot_command(options.artifact, port), port, env={}, timeout=_START_SECONDS, log=log) as server:
-            name = model_name(port)
-            streams = [Stream(port, name, options.output) for _ in range(options.requests)]
+            name, longest = model_name(port), _longest(port)
+            streams = [Stream(port, name, longest - _PROMPT) for _ in range(options.requests)]
             for one in streams:
                 one.begun.wait()
             os.kill(_engine_of(server.process), signal.SIGKILL)
@@ -90,8 +90,14 @@ class Stream(threading.Thread):
         self.failed = b'"code":"engine_unavailable"' in received
 
 
+def _longest(port: int) -> int:
+    """Return the most tokens of a sequence."""
+    _, answer = ask(port, "GET", "/v1/models")
+    return int(json.loads(answer)["data"][0]["max_model_len"])
+
+
 def _body(model: str, tokens: int, *, stream: bool) -> str:
-    fields = {"model": model, "prompt": list(range(300, 364)), "max_tokens": tokens, "ignore_eos": True}
+    fields = {"model": model, "prompt": list(range(300, 300 + _PROMPT)), "max_tokens": tokens, "ignore_eos": True}
     return json.dumps({**fields, "temperature": 0.0, "stream": stream})
 
 

@@ -93,9 +93,19 @@ def test_what_a_step_costs_the_engine(
     """The script itself asserts that all requests ended."""
     call("engine_host", "--running", 4, "--prompt", 20, "--output", 24, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
-    cases = ("alone", "streamed", "sampled", "text", "streamed_text", "logprobs", "stops")
+    cases = ("alone", "streamed", "sampled", "text", "streamed_text", "logprobs", "stops", "served")
     assert figures.keys() == {f"{part}_{case}" for part in ("step", "add", "admit") for case in cases}
     assert all(0 < figure.value < 0.1 for figure in figures.values())
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    call("engine_restart", artifact, "--requests", 2, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert figures["failed"].value == 2
+    assert 0 < figures["not_ready"].value < figures["ready"].value < figures["answered"].value
 
 
 def test_a_cold_start(
