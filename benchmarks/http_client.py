@@ -3,12 +3,17 @@
     python benchmarks/http_client.py WORK --json FILE
 
 http_load.py starts several of these processes, each with its share of the requests in WORK (`Share`, as JSON). FILE
-gets an `Answer`. Connections are kept alive and are used again. It needs httptools, and of Ingot nothing.
+gets an `Answer`. Connections are kept alive and are used again. With limits of latency, the clients count the requests
+that exceed them in a file that all map, and end together once the counts exceed a limit. It needs httptools, and of
+Ingot nothing.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
+import mmap
+import struct
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
@@ -22,6 +27,24 @@ _POLLED = 1.5e-3  # seconds; epoll waits whole milliseconds, rounded up
 _EVENT = b"data: "
 _LAST_EVENT = b"data: [DONE]"
 _LONGEST_WAIT = 120.0  # seconds after the last arrival; a server that takes longer is hung
+_LOOK = 0.05  # seconds between two looks at requests that wait for their first token, and at the other clients' counts
+_COUNT = struct.Struct("=I")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of latency, and when to stop a load that exceeds them.
+
+    first    the most seconds until the first token
+    further  the most seconds per token after the first, on average over a request
+    failed   the most requests of all clients that may exceed a limit or fail; one more ends the load
+    counts   the file where each client keeps the number of its such requests, 4 bytes each
+    """
+
+    first: float
+    further: float
+    failed: int
+    counts: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +53,8 @@ class Share:
 
     begin     the moment of arrival 0, of time.monotonic(), the clock that all processes of a machine share
     requests  for each: its index, its arrival in seconds after `begin`, and the body to send, as JSON
+    number    which of the clients this is
+    limits    the limits of latency, or None to run to the end
     """
 
     host: str
@@ -37,6 +62,8 @@ class Share:
     path: str
     begin: float
     requests: list[tuple[int, float, str]]
+    number: int = 0
+    limits: Limits | None = None
 
 
 @dataclass
@@ -57,10 +84,30 @@ class Seen:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a client process. `lags` are delays of its event loop, in seconds, one for each heartbeat."""
+    """The result of a client process. `lags` are delays of its event loop, in seconds, one for each heartbeat.
+
+    `seen` has no requests that were still running when the load ended early.
+    """
 
     seen: list[Seen]
     lags: list[float]
+
+
+class Counts:
+    """The numbers of failed requests of all clients, in a file that each client maps. A client changes its own."""
+
+    def __init__(self, limits: Limits, number: int) -> None:
+        self._limits, self._number, self._own = limits, number, 0
+        with open(limits.counts, "r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 0)
+
+    def add(self) -> None:
+        self._own += 1
+        _COUNT.pack_into(self._shared, self._number * _COUNT.size, self._own)
+
+    @property
+    def too_many(self) -> bool:
+        return sum(count for (count,) in _COUNT.iter_unpack(self._shared[:])) > self._limits.failed
 
 
 class Connection(asyncio.Protocol):
@@ -116,6 +163,9 @@ class Connection(asyncio.Protocol):
             self._seen.events = self._seen.events[:-1]
         self._end()
 
+    def close(self) -> None:
+        self._transport.close()
+
     def connection_lost(self, error: Exception | None) -> None:
         if self._done is not None and not self._done.done():
             self._seen.error = f"the connection was lost: {error}"
@@ -133,34 +183,88 @@ class Client:
     def __init__(self, share: Share) -> None:
         self._share = share
         self._free: deque[Connection] = deque()
+        self._ended: list[Seen] = []
+        self._waiting: dict[int, tuple[float, Seen]] = {}  # the arrival of each running request, by index
+        self._judged: set[int] = set()  # the requests that have exceeded a limit
+        self._counts = None if share.limits is None else Counts(share.limits, share.number)
 
     async def run(self) -> Answer:
-        loop, begin = asyncio.get_running_loop(), self._share.begin
+        loop = asyncio.get_running_loop()
         lags: list[float] = []
         watching = loop.create_task(self._watch(lags))
-        tasks = []
-        for index, arrival, body in self._share.requests:
-            await _until(begin + arrival)
-            tasks.append(loop.create_task(self._request(index, body.encode())))
-        seen = await asyncio.wait_for(asyncio.gather(*tasks), _LONGEST_WAIT)
-        watching.cancel()
-        return Answer(list(seen), lags)
+        sending = loop.create_task(self._send_all())
+        stopping = [] if self._counts is None else [loop.create_task(self._stop())]
+        done, running = await asyncio.wait([sending, *stopping], return_when=asyncio.FIRST_COMPLETED)
+        for one in (*running, watching):
+            one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await one
+        for one in done:
+            one.result()
+        return Answer(self._ended, lags)
 
-    async def _request(self, index: int, body: bytes) -> Seen:
+    async def _send_all(self) -> None:
+        """Send each request at its arrival, and wait for the ends of all."""
+        begin = self._share.begin
+        last = self._share.requests[-1][1] if self._share.requests else 0.0
+        async with asyncio.timeout(begin + last + _LONGEST_WAIT - time.monotonic()), asyncio.TaskGroup() as tasks:
+            for index, arrival, body in self._share.requests:
+                await _until(begin + arrival)
+                tasks.create_task(self._request(index, arrival, body.encode()))
+
+    async def _request(self, index: int, arrival: float, body: bytes) -> None:
+        seen = Seen(index, time.monotonic() - self._share.begin)
+        self._waiting[index] = arrival, seen
+        await self._answer(seen, body)
+        del self._waiting[index]
+        self._ended.append(seen)
+        self._judge(arrival, seen)
+
+    def _judge(self, arrival: float, seen: Seen) -> None:
+        """Count a request that has ended and exceeded a limit."""
+        limits, events = self._share.limits, seen.events
+        if limits is None:
+            return
+        further = (events[-1] - events[0]) / (seen.tokens - 1) if events and seen.tokens > 1 else 0.0
+        if seen.error or not events or events[0] - arrival > limits.first or further > limits.further:
+            self._fail(seen.index)
+
+    def _fail(self, index: int) -> None:
+        if self._counts is not None and index not in self._judged:
+            self._judged.add(index)
+            self._counts.add()
+
+    async def _stop(self) -> None:
+        """Return when the requests of all clients have exceeded the limits too often."""
+        assert self._counts is not None and self._share.limits is not None
+        while not self._counts.too_many:
+            await asyncio.sleep(_LOOK)
+            now = time.monotonic() - self._share.begin
+            late = [
+                index
+                for index, (arrival, seen) in self._waiting.items()
+                if not seen.events and now - arrival > self._share.limits.first
+            ]
+            for index in late:
+                self._fail(index)
+
+    async def _answer(self, seen: Seen, body: bytes) -> None:
         share = self._share
-        seen = Seen(index, time.monotonic() - share.begin)
         head = (
             f"POST {share.path} HTTP/1.1\r\nHost: {share.host}:{share.port}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         try:
             connection = await self._connection()
-            await connection.send(seen, head, body)
         except OSError as error:
             seen.error = f"{type(error).__name__}: {error}"
-            return seen
+            return
+        try:
+            await connection.send(seen, head, body)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         self._free.append(connection)
-        return seen
 
     async def _connection(self) -> Connection:
         while self._free:
@@ -194,7 +298,8 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    share = Share(**json.loads(options.work.read_text(encoding="utf-8")))
+    work = json.loads(options.work.read_text(encoding="utf-8"))
+    share = Share(**{**work, "limits": work["limits"] and Limits(**work["limits"])})
     answer = asyncio.run(Client(share).run())
     options.json.write_text(json.dumps(asdict(answer)), encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Send a workload to an OpenAI server from several processes, and record it as `drive` records an engine."""
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from http_client import Seen, Share
+from http_client import Limits, Seen, Share
 
 from ingot.bench.children import ChildError
 from ingot.bench.drive import Record, Run
@@ -18,37 +19,61 @@ from ingot.bench.workload import BenchRequest
 _CLIENT = Path(__file__).with_name("http_client.py")
 _START_SECONDS = 1.0  # for the clients to start and read their shares
 _PATH = "/v1/completions"
+_COUNT_BYTES = 4  # of a client's count in the shared file
 
 
 @dataclass(frozen=True)
 class HttpRun:
-    """The record of a workload, and the lags of all clients' event loops, in seconds."""
+    """The record of a workload, and the lags of all clients' event loops, in seconds.
+
+    `exceeded` is how many requests failed or exceeded the limits of latency, as far as the clients have counted; None
+    without limits.
+    """
 
     run: Run
     lags: tuple[float, ...]
+    exceeded: int | None = None
 
 
-def send(host: str, port: int, model: str, requests: Sequence[BenchRequest], clients: int) -> HttpRun:
+def send(
+    host: str,
+    port: int,
+    model: str,
+    requests: Sequence[BenchRequest],
+    clients: int,
+    *,
+    most: tuple[float, float] | None = None,
+    failed: int = 0,
+) -> HttpRun:
     """Send `requests` to the server at `host`:`port` as streamed completions of `model`, from `clients` processes.
 
-    Request i goes to client i % clients. Raises ChildError if a client fails.
+    Request i goes to client i % clients. `most` has limits of latency: the most seconds to the first token, and the
+    most seconds per further token. With limits, the load ends early once more than `failed` requests have exceeded one;
+    requests that run then get an error. Raises ChildError if a client fails.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-http-") as folder:
+        counts = Path(folder) / "counts"
+        counts.write_bytes(bytes(_COUNT_BYTES * clients))
+        limits = None if most is None else Limits(*most, failed, str(counts))
         begin = time.monotonic() + _START_SECONDS
         processes, answers = [], []
         for number in range(clients):
             work, answer = Path(folder) / f"{number}.json", Path(folder) / f"{number}.answer.json"
             own = [(index, one.arrival, _body(model, one)) for index, one in enumerate(requests)][number::clients]
-            work.write_text(json.dumps(asdict(Share(host, port, _PATH, begin, own))), encoding="utf-8")
+            share = Share(host, port, _PATH, begin, own, number, limits)
+            work.write_text(json.dumps(asdict(share)), encoding="utf-8")
             processes.append(subprocess.Popen([sys.executable, _CLIENT, work, "--json", answer]))
             answers.append(answer)
         if any([process.wait() for process in processes]):
             raise ChildError("a client of the load failed")
         found = [json.loads(answer.read_text(encoding="utf-8")) for answer in answers]
-    seen = sorted((Seen(**one) for answer in found for one in answer["seen"]), key=lambda one: one.index)
-    records = tuple(_record(request, one) for request, one in zip(requests, seen, strict=True))
+        words = struct.iter_unpack("=I", counts.read_bytes())
+        exceeded = None if limits is None else sum(word for (word,) in words)
+    seen = {one["index"]: Seen(**one) for answer in found for one in answer["seen"]}
+    none = Seen(-1, 0.0, error="the load ended early")
+    records = tuple(_record(request, seen.get(index, none)) for index, request in enumerate(requests))
     last = max((one.token_times[-1] for one in records if one.token_times), default=0.0)
-    return HttpRun(Run(records, last), tuple(lag for answer in found for lag in answer["lags"]))
+    return HttpRun(Run(records, last), tuple(lag for answer in found for lag in answer["lags"]), exceeded)
 
 
 def _body(model: str, request: BenchRequest) -> str:

@@ -83,3 +83,19 @@ def test_records(load: ModuleType, port: int) -> None:
 def test_a_server_that_is_not_there(load: ModuleType) -> None:
     (one,) = load.send("127.0.0.1", 9, "m", [BenchRequest((1,), 2)], 1).run.records
     assert "refused" in one.error.lower()
+
+
+def test_a_load_within_its_limits_runs_to_the_end(load: ModuleType, port: int) -> None:
+    requests = [BenchRequest((1, index), 3, 0.01 * index) for index in range(6)]
+    done = load.send("127.0.0.1", port, "m", requests, 2, most=(10.0, 10.0), failed=0)
+    assert done.exceeded == 0 and all(one.completed for one in done.run.records)
+
+
+@pytest.mark.parametrize("most", [(PAUSE / 5, 10.0), (10.0, PAUSE / 5)])
+def test_a_load_that_exceeds_its_limits_ends_early(load: ModuleType, port: int, most: tuple[float, float]) -> None:
+    """The last requests would arrive after a minute. Each client sees the other's count."""
+    requests = [BenchRequest((1, index), 3, 60.0 * (index > 5)) for index in range(8)]
+    begin = time.monotonic()
+    done = load.send("127.0.0.1", port, "m", requests, 2, most=most, failed=4)
+    assert 4 < done.exceeded <= 6 and time.monotonic() - begin < 30
+    assert [one.error for one in done.run.records][6:] == ["the load ended early"] * 2
