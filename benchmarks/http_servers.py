@@ -151,7 +151,7 @@ def wait_until_idle(kind: Kind, port: int) -> None:
     """
     if kind.abort is not None:
         path, body = kind.abort
-        _ask(port, "POST", path, body)
+        ask(port, "POST", path, body)
     begin = time.monotonic()
     while time.monotonic() < begin + _IDLE_SECONDS:
         if _answers(port) and not any(_gauges(port, kind.busy)):
@@ -164,7 +164,7 @@ def _gauges(port: int, names: Sequence[str]) -> list[float]:
     """Return the values of gauges in /metrics, one for each sample."""
     if not names:
         return []
-    status, text = _ask(port, "GET", "/metrics")
+    status, text = ask(port, "GET", "/metrics")
     if status != 200:
         raise ChildError(f"/metrics answers {status}")
     lines = [line for line in text.decode().splitlines() if line.partition("{")[0] in names]
