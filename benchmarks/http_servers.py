@@ -80,8 +80,9 @@ def sglang_command(served: Served, port: int) -> list[str]:
     checkpoint = _checkpoint(served)
     options = ["--load-format", served.load_format, "--context-length", str(served.longest + KEPT_BACK)]
     quiet = ["--log-level", "warning", "--served-model-name", checkpoint.name, "--disable-radix-cache"]
+    sampler = ["--sampling-backend", "pytorch"]  # FlashInfer's would first compile itself with nvcc
     start = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(checkpoint)]
-    return [*start, "--host", HOST, "--port", str(port), *options, *quiet]
+    return [*start, "--host", HOST, "--port", str(port), *options, *quiet, *sampler]
 
 
 def _checkpoint(served: Served) -> Path:

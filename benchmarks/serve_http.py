@@ -46,7 +46,7 @@ _LONGEST = 4096  # tokens of a sequence, as in peer_child.py
 # Milliseconds to the first token and per further token, and the first rate of a search. A small model is chosen for
 # speed: 200 tokens a second for each user. The 8B model should write 67, which is ten times as fast as people read.
 _LIMITS = {"1b": "100,5", "8b": "250,15"}
-_START_RATES = {"1b": 64.0, "8b": 16.0}
+_START_RATES = {"1b": 64.0, "8b": 24.0}
 _ANY_LIMITS, _ANY_START = "200,10", 16.0
 
 
