@@ -6,8 +6,9 @@ tokens through the prefix cache, so such a request computes at most the last pag
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from ingot.ir.errors import RequestError
 from ingot.runtime.beam_search_params import CANDIDATES_PER_BEAM, BeamSearchParams
 from ingot.runtime.outputs import FinishReason, Logprob, RequestOutput
 from ingot.runtime.prompt import Prompt
@@ -54,11 +55,36 @@ class _Decoder(Protocol):
 Run = Callable[[Sequence[Prompt], SamplingParams], Sequence[RequestOutput]]
 
 
+class _Candidate(NamedTuple):
+    """A beam and one more token. Only the best candidates become sequences, which copy their tokens.
+
+    entry   the log-probabilities of the likeliest tokens at the token's place; total: the sum with this token's
+    """
+
+    score: float
+    beam: BeamSearchSequence
+    token: int
+    entry: dict[int, Logprob]
+    total: float
+
+    def sequence(self, finish_reason: FinishReason | None = None) -> BeamSearchSequence:
+        beam = self.beam
+        return replace(
+            beam,
+            tokens=[*beam.tokens, self.token],
+            logprobs=[*beam.logprobs, self.entry],
+            cum_logprob=self.total,
+            finish_reason=finish_reason,
+        )
+
+
 class BeamSearch:
     """The beam search of one prompt.
 
     end_tokens    the model's end tokens
     max_seq_len   the most tokens of a sequence, prompt and output together
+    beams         (attribute) the sequences to continue; empty when the search has ended
+    num_cached    (attribute) tokens of the prompt that the first step found in the prefix cache; None before it
     """
 
     def __init__(self, prompt: Prompt, params: BeamSearchParams, end_tokens: Collection[int], max_seq_len: int) -> None:
@@ -68,11 +94,19 @@ class BeamSearch:
         self._ended: list[BeamSearchSequence] = []
         self._failed: list[BeamSearchSequence] = []
         self.beams = [BeamSearchSequence(prompt, list(prompt.token_ids))]
+        self.num_cached: int | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """Return the prompts of the next step: the tokens of each of `beams`."""
+        return [replace(beam.orig_prompt, text=None, token_ids=beam.tokens) for beam in self.beams]
 
     def extend(self, outputs: Sequence[RequestOutput]) -> None:
         """Continue every beam by one token. `outputs` are the results of requests for the tokens of `beams`, in their
         order. The best sequences without an end token become the new beams, unless they have all their tokens."""
-        longer: list[BeamSearchSequence] = []
+        if self.num_cached is None:
+            self.num_cached = outputs[0].num_cached_tokens
+        longer: list[_Candidate] = []
+        ended: list[_Candidate] = []
         for beam, output in zip(self.beams, outputs, strict=True):
             found = output.outputs[0]
             if not found.logprobs:
@@ -80,32 +114,35 @@ class BeamSearch:
                 continue
             entry = found.logprobs[0]
             for token, one in entry.items():
-                sequence = replace(
-                    beam,
-                    tokens=[*beam.tokens, token],
-                    logprobs=[*beam.logprobs, entry],
-                    cum_logprob=beam.cum_logprob + one.logprob,
-                )
-                if token in self._ends:
-                    self._ended.append(replace(sequence, finish_reason="stop"))
-                else:
-                    longer.append(sequence)
-        self.beams = self._best(longer)
+                total, ends = beam.cum_logprob + one.logprob, token in self._ends
+                score = self._score(total, len(beam.tokens) + (not ends))
+                (ended if ends else longer).append(_Candidate(score, beam, token, entry, total))
+        self._ended = self._best([*self._ended, *(one.sequence("stop") for one in self._top(ended))])
+        self.beams = [one.sequence() for one in self._top(longer)]
         if self.beams and len(self.beams[0].tokens) >= self._most:
             self._ended += [replace(beam, finish_reason="length") for beam in self.beams]
             self.beams = []
 
+    def best(self) -> list[BeamSearchSequence]:
+        """Return the best sequences, without texts. If none ended in another way, these are sequences that ended with
+        an error."""
+        return self._best(self._ended or self._failed)
+
     def result(self, decoder: _Decoder | None) -> BeamSearchOutput:
-        """Return the best sequences. If none ended in another way, these are sequences that ended with an error."""
-        found = self._best(self._ended or self._failed)
-        return BeamSearchOutput([replace(one, text=self._text(one, decoder)) for one in found])
+        """Return the best sequences with their texts. `decoder` makes the texts; None: they have none."""
+        return BeamSearchOutput([replace(one, text=self._text(one, decoder)) for one in self.best()])
+
+    def _top(self, candidates: list[_Candidate]) -> list[_Candidate]:
+        return sorted(candidates, key=lambda one: one.score, reverse=True)[: self._params.beam_width]
 
     def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
-        return sorted(sequences, key=self._score, reverse=True)[: self._params.beam_width]
+        def score(one: BeamSearchSequence) -> float:
+            return self._score(one.cum_logprob, len(one.tokens) - (one.tokens[-1] in self._ends))
 
-    def _score(self, sequence: BeamSearchSequence) -> float:
-        length = len(sequence.tokens) - (sequence.tokens[-1] in self._ends)
-        return float(sequence.cum_logprob / length**self._params.length_penalty)
+        return sorted(sequences, key=score, reverse=True)[: self._params.beam_width]
+
+    def _score(self, total: float, length: int) -> float:
+        return float(total / length**self._params.length_penalty)
 
     def _text(self, sequence: BeamSearchSequence, decoder: _Decoder | None) -> str | None:
         if decoder is None:
@@ -115,18 +152,32 @@ class BeamSearch:
         return decoder.decode(tokens, skip_special_tokens=False)
 
 
-def beam_search(searches: Sequence[BeamSearch], params: BeamSearchParams, run: Run) -> None:
-    """Run the beam searches of several prompts together until all have ended. `run` serves the requests of a step."""
-    sampling = SamplingParams(
+def step_params(params: BeamSearchParams) -> SamplingParams:
+    """Return the sampling parameters of the requests of a step: one token each, with the likeliest tokens."""
+    return SamplingParams(
         temperature=params.temperature,
         max_tokens=1,
         logprobs=CANDIDATES_PER_BEAM * params.beam_width,
         ignore_eos=True,  # an end token is a candidate like any other
         detokenize=False,
     )
+
+
+def beam_search(searches: Sequence[BeamSearch], params: BeamSearchParams, run: Run) -> None:
+    """Run the beam searches of several prompts together until all have ended. `run` serves the requests of a step."""
+    sampling = step_params(params)
     while going := [search for search in searches if search.beams]:
-        beams = [beam for search in going for beam in search.beams]
-        prompts = [replace(beam.orig_prompt, text=None, token_ids=beam.tokens) for beam in beams]
-        outputs = iter(run(prompts, sampling))
+        outputs = iter(run([prompt for search in going for prompt in search.prompts()], sampling))
         for search in going:
             search.extend([next(outputs) for _ in search.beams])
+
+
+def check_room(prompt: Prompt, max_seq_len: int, where: str) -> None:
+    """Raise RequestError if a prompt leaves no room for a token. `where` names the prompt in the message."""
+    if len(prompt.token_ids) >= max_seq_len:
+        raise RequestError(
+            f"the prompt has {len(prompt.token_ids)} tokens",
+            where=where,
+            expected=f"at most {max_seq_len - 1}: max_seq_len, less one token to generate",
+            hint="shorten the prompt, or compile with a larger max_seq_len",
+        )

@@ -129,6 +129,11 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return f"{request_id}[{index}]#{self._serial}"
 
     @property
+    def max_seq_len(self) -> int:
+        """The most tokens of a sequence, prompt and output together."""
+        return self._scheduler.config.max_seq_len
+
+    @property
     def occupancy(self) -> Occupancy:
         return self._scheduler.occupancy
 

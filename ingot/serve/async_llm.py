@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from ingot.ir.errors import IngotError, RequestError
+from ingot.runtime.beam_search_params import BeamSearchParams
+from ingot.runtime.beams import BeamSearch, BeamSearchOutput, check_room
 from ingot.runtime.chat.template import ChatOptions
 from ingot.runtime.growing import SoFar
 from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams, changed_fields
+from ingot.serve.async_beams import AsyncBeamSearch, by_token
 from ingot.serve.default_params import OF_MODEL
 from ingot.serve.engine.client import EngineClient, EngineLimits
 from ingot.serve.engine.delta_stream import DeltaStream
-from ingot.serve.engine.messages import Delta, TokenLogprob
+from ingot.serve.engine.messages import Delta
 from ingot.serve.engine.options import ENGINE_OPTIONS
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
@@ -111,6 +114,23 @@ class AsyncLLM:
             if request_id is not None:
                 del self._open[request_id]
 
+    async def beam_search(self, prompt: PromptLike, params: BeamSearchParams, priority: int = 0) -> BeamSearchOutput:
+        """Return the likeliest continuations of one prompt that a beam search finds. The arguments are as in
+        `LLM.beam_search`.
+
+        Other requests run at the same time. Cancelling the task ends the search. Raises RequestError if it cannot be
+        served, QueueFullError if too many requests wait for one of its steps, EngineDeadError if the engine is not
+        running.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"beam search parameters of type {type(params).__name__}", expected="BeamSearchParams")
+        running = self.open_beam_search(await self.read_prompt(prompt), params, priority=priority)
+        try:
+            await running.run()
+        finally:
+            running.close()
+        return await self._threads.run(running.search.result, self.model.tokenizer)
+
     async def embed(
         self, prompt: PromptLike, pooling_params: PoolingParams | None = None, request_id: str = "", priority: int = 0
     ) -> EmbeddingOutput:
@@ -175,6 +195,15 @@ class AsyncLLM:
             priority=priority,
             cache_salt=prompt.cache_salt,
         )
+
+    def open_beam_search(self, prompt: Prompt, params: BeamSearchParams, *, priority: int = 0) -> AsyncBeamSearch:
+        """Return the beam search of a prompt, which has not begun. The caller runs it, and closes it in any case.
+
+        Raises RequestError if the prompt leaves no room for a token.
+        """
+        check_room(prompt, self.model.max_seq_len, "prompt")
+        search = BeamSearch(prompt, params, self.model.eos_token_ids, self.model.max_seq_len)
+        return AsyncBeamSearch(self, search, params, priority)
 
     def submit_pooling(self, prompt: Prompt, params: PoolingParams, *, priority: int = 0) -> VectorAnswer:
         """Send a request for the vector of a prompt, and return its answer. The caller closes it if it leaves early.
@@ -248,8 +277,3 @@ class _GrowingSequence:
             None if logprobs is None else SoFar(logprobs),
             *self._end,
         )
-
-
-def by_token(entry: list[TokenLogprob]) -> dict[int, Logprob]:
-    """Return the log-probabilities of one token by token id, in the same order."""
-    return {token: Logprob(value, rank, text) for token, value, rank, text in entry}

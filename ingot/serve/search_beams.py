@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.beam_search_params import BeamSearchParams
-from ingot.runtime.beams import BeamSearch, BeamSearchOutput, Run, beam_search
+from ingot.runtime.beams import BeamSearch, BeamSearchOutput, Run, beam_search, check_room
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import Loaded
 from ingot.runtime.param_checks import integer, optional
@@ -31,7 +31,6 @@ def search_beams(
     """
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"beam search parameters of type {type(params).__name__}", expected="BeamSearchParams")
-    limits = loaded.limits
     if not isinstance(engine, Engine):
         raise RequestError(
             "the model makes vectors and no tokens",
@@ -42,17 +41,11 @@ def search_beams(
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else prompts
     if not isinstance(listed, list | tuple):
         raise RequestError(f"prompts of type {type(prompts).__name__}", where="prompts", expected="one, or a list")
-    read = read_prompts(listed, loaded.tokenizer, limits.vocab_size)
+    read = read_prompts(listed, loaded.tokenizer, loaded.limits.vocab_size)
     for index, prompt in enumerate(read):
-        if len(prompt.token_ids) >= limits.max_seq_len:
-            raise RequestError(
-                f"the prompt has {len(prompt.token_ids)} tokens",
-                where=f"prompts[{index}]",
-                expected=f"at most {limits.max_seq_len - 1}: max_seq_len, less one token to generate",
-                hint="shorten the prompt, or compile with a larger max_seq_len",
-            )
+        check_room(prompt, engine.max_seq_len, f"prompts[{index}]")
     together = _LIMIT("LLM.beam_search.concurrency_limit", concurrency_limit) or max(1, len(read))
-    searches = [BeamSearch(prompt, params, engine.eos_token_ids, limits.max_seq_len) for prompt in read]
+    searches = [BeamSearch(prompt, params, engine.eos_token_ids, engine.max_seq_len) for prompt in read]
 
     bar = progress(use_tqdm, len(read), "Beam search")
     try:

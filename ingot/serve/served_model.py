@@ -34,6 +34,7 @@ class ServedModel:
     defaults        SamplingParams with the values of generation_config.json
     chat_template   a Jinja file that replaces the artifact's chat template; None: the artifact's
     facts           the manifest's parts "model", "target", "versions" and "request_key", as in `Manifest`
+    eos_token_ids   the model's end tokens
     """
 
     artifact: Path
@@ -44,6 +45,7 @@ class ServedModel:
     defaults: SamplingParams
     chat_template: Path | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    eos_token_ids: frozenset[int] = frozenset()
 
     @classmethod
     def open(
@@ -66,7 +68,8 @@ class ServedModel:
         tokenizer = Tokenizer.load(folder, eos) if (folder / "tokenizer.json").is_file() else None
         defaults = chosen_sampling_params(artifact, generation_config)
         name, facts = str(manifest["name"]), {part: manifest.get(part) for part in _FACTS}
-        return cls(artifact, name, vocab_size, max_seq_len, tokenizer, defaults, chat_template, facts)
+        ends = frozenset(eos if tokenizer is None else tokenizer.eos_token_ids)
+        return cls(artifact, name, vocab_size, max_seq_len, tokenizer, defaults, chat_template, facts, ends)
 
     def read_prompts(self, prompts: list[PromptLike]) -> list[Prompt]:
         """Check prompts and convert texts to token ids. Raises RequestError."""

@@ -231,3 +231,18 @@ def test_a_sequence_is_no_longer_than_the_option_says(chat_artifact: Path) -> No
     run(chat_artifact, body, max_model_len=8)
     with pytest.raises(OptionError, match="max_model_len is 0"):
         run(chat_artifact, body, max_model_len=0)
+
+
+def test_a_lower_priority_number_is_served_first(chat_artifact: Path) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        ended: list[int] = []
+
+        async def one(priority: int) -> None:
+            async for _ in llm.generate("a", SamplingParams(max_tokens=12, ignore_eos=True), priority=priority):
+                pass
+            ended.append(priority)
+
+        await asyncio.gather(*(one(priority) for priority in (0, 7, 2, -1)))
+        assert ended in ([-1, 0, 2, 7], [0, -1, 2, 7])  # the first one may have begun
+
+    run(chat_artifact, body, scheduling_policy="priority", max_num_seqs=1)

@@ -63,7 +63,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"999999999": 2.0}}, "logit_bias"),
     ({"bad_words": [" "]}, "bad_words"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
-    ({"use_beam_search": True}, "beam search"),
+    ({"logit_bias": {"9" * 5000: 2.0}}, "logit_bias"),
+    ({"logit_bias": {"5": -100.5}}, "logit_bias"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"use_beam_search": True, "n": 11}, "beam"),
+    ({"length_penalty": 0.5}, "use_beam_search"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
 ]

@@ -126,6 +126,9 @@ def test_extensions_of_vllm(server: HttpServer, llm: LLM) -> None:
     )
     named = server.complete(logprobs=0, max_tokens=2, return_tokens_as_token_ids=True).json()["choices"][0]
     assert all(token.startswith("token_id:") for token in named["logprobs"]["tokens"])
+    typical = {"typical_p": 0.3, "seed": 5, "max_tokens": 8}
+    (drawn_here,) = llm.generate(["go"], SamplingParams(**typical))  # type: ignore[arg-type]
+    assert server.complete(**typical).json()["choices"][0]["text"] == drawn_here.outputs[0].text
     drawn = [server.complete(seed=5, top_k=3, min_p=0.1, max_tokens=6).json()["choices"][0]["text"] for _ in range(2)]
     assert drawn[0] == drawn[1]
     scored = server.complete(prompt="abc", prompt_logprobs=1, max_tokens=1).json()["choices"][0]["prompt_logprobs"]
@@ -145,6 +148,22 @@ def test_the_prefix_cache_is_salted(server: HttpServer) -> None:
         return found
 
     assert cached(cache_salt="a") == 0 and cached(cache_salt="a") > 50 and cached(cache_salt="b") == 0
+
+
+def test_the_sequences_of_a_prompt_share_its_pages(server: HttpServer) -> None:
+    """The pages that four sequences hold are hardly more than those of one."""
+    held: list[float] = []
+    for n in (1, 4):
+        begun: set[int] = set()
+        fields = {"prompt": "y" * 2000, "n": n, "seed": 1, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=fields) as answer:
+            for line in answer.iter_lines():
+                begun |= {one["index"] for one in json.loads(line.removeprefix("data: "))["choices"]} if line else set()
+                if len(begun) == n:
+                    break
+            held.append(server.gauge("kv_cache_usage_perc"))
+        server.until_gauge("kv_cache_usage_perc", 0, 5)
+    assert 0 < held[0] < held[1] < 1.5 * held[0]
 
 
 def test_tokenize_and_back(server: HttpServer, llm: LLM) -> None:

@@ -76,7 +76,7 @@ def _line(error: IngotError) -> str:
 def _param(where: str) -> str | None:
     """Return the field that an error's `where` names: "temperature" of "SamplingParams.temperature". None if `where`
     is no field."""
-    name = where.removeprefix("SamplingParams.")
+    name = where.removeprefix("SamplingParams.").removeprefix("BeamSearchParams.")
     return name if name and " " not in name and "/" not in name else None
 
 

@@ -19,6 +19,7 @@ class ExtensionFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -35,6 +36,7 @@ class ExtensionFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     structured_outputs: Any = None
+    use_beam_search: bool | None = None  # refused if true
     chat_template_kwargs: dict[str, Any] | None = None
 
 

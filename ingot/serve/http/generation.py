@@ -10,6 +10,7 @@ from ingot.runtime.prompt import Prompt
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
+from ingot.serve.http.beam_search import BeamRequest, BeamStream
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.serving import Serving
@@ -33,7 +34,7 @@ class Generation:
         self,
         serving: Serving,
         prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | BeamRequest],
         *,
         stream: bool,
         priority: int,
@@ -44,14 +45,17 @@ class Generation:
         checked(400, "priority", priority, abs(priority) < 1 << 63, "an integer of 64 bits")
         self.prompts, self.params = prompts, params
         self.num_cached = self.num_tokens = 0
-        self._streams: list[DeltaStream] = []
+        self._streams: list[DeltaStream | BeamStream] = []
         self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
         self._first: tuple[int, list[Delta]] | None = None
         self._watching: asyncio.Task[None] | None = None
         add_to_span(self)
         try:
             for prompt, one in zip(prompts, params, strict=True):
-                self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
+                if isinstance(one, BeamRequest):
+                    self._streams.append(BeamStream(serving.llm, prompt, one, priority=priority))
+                else:
+                    self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
         except BaseException:
             self.close()
             raise
@@ -137,8 +141,11 @@ class Generation:
         return index, deltas
 
 
-async def _next(stream: DeltaStream) -> list[Delta] | None:
-    return await anext(stream, None)
+async def _next(stream: DeltaStream | BeamStream) -> list[Delta] | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
 
 
 class _Times:

@@ -9,6 +9,7 @@ from ingot.serve.http.errors import HttpError, checked
 
 MAX_N = 128  # OpenAI's limit on n
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit on top_logprobs of a chat
+MAX_LOGIT_BIAS = 100  # OpenAI's limit on a bias of logit_bias
 
 # Fields that go to SamplingParams under the same name, if they are set.
 _SAME = (
@@ -17,6 +18,7 @@ _SAME = (
     "top_p",
     "top_k",
     "min_p",
+    "typical_p",
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
@@ -65,6 +67,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -86,12 +89,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     # Refused unless neutral: SamplingParams does not support them.
     best_of: int | None = None
     structured_outputs: Any = None
     thinking_token_budget: int | None = None
     response_format: dict[str, Any] | None = None
-    use_beam_search: bool | None = None
     # No effect on the output.
     user: str | None = None
     metadata: Any = None
@@ -110,7 +114,16 @@ def sampling_params(
     `max_tokens` None: as many as the model's length allows. Raises RequestError, or HttpError, for a bad value.
     """
     if fields.use_beam_search:
-        raise HttpError(400, "beam search is not supported yet", param="use_beam_search")
+        where = "beam search is served at /v1/completions and /v1/chat/completions only"
+        raise HttpError(400, where, param="use_beam_search")
+    return SamplingParams(
+        **{**changed_fields(defaults), **given_params(fields), "max_tokens": max_tokens, "logprobs": logprobs}
+    )
+
+
+def given_params(fields: SamplingFields) -> dict[str, Any]:
+    """Return the sampling parameters that a request has itself, as arguments of SamplingParams. They are not checked
+    but for what only OpenAI limits. Raises HttpError for that."""
     form = fields.response_format
     checked(400, "response_format", form, form is None or form.get("type") == "text", '{"type": "text"}, or none')
     checked(400, "n", fields.n, fields.n is None or 1 <= fields.n <= MAX_N, f"an integer in [1, {MAX_N}]")
@@ -119,10 +132,20 @@ def sampling_params(
         if name in given and given[name] in values:
             del given[name]
     if fields.logit_bias is not None:  # JSON has no other keys than text
-        digits = all(key.isascii() and key.isdigit() for key in fields.logit_bias)
-        checked(400, "logit_bias", fields.logit_bias, digits, "token ids as keys")
-        given["logit_bias"] = {int(key): bias for key, bias in fields.logit_bias.items()}
-    return SamplingParams(**{**changed_fields(defaults), **given, "max_tokens": max_tokens, "logprobs": logprobs})
+        given["logit_bias"] = {_token_id(key): _bias(key, bias) for key, bias in fields.logit_bias.items()}
+    return given
+
+
+def _token_id(key: str) -> int:
+    # Python converts no longer text to an integer, by default. No vocabulary needs more than these digits.
+    checked(400, "logit_bias", key, key.isascii() and key.isdigit() and len(key) <= 10, "token ids as keys")
+    return int(key)
+
+
+def _bias(key: str, bias: float) -> float:
+    legal = f"numbers in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
+    checked(400, "logit_bias", {key: bias}, abs(bias) <= MAX_LOGIT_BIAS, legal)
+    return bias
 
 
 def output_room(requested: int | None, default: int | None, prompt_len: int, max_seq_len: int, field: str) -> int:

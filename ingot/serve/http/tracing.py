@@ -15,16 +15,33 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.ir.errors import OptionError
-from ingot.runtime.sampling_params import SamplingParams
 
 _OWN_PATH = "/v1/traces"  # of OTLP over HTTP
+
+
+class Sampled(Protocol):
+    """The parameters of a request, as its span needs them. None: the request has no such parameter."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int | None: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_p(self) -> float | None: ...
 
 
 class Traced(Protocol):
     """The generation of a request, as its span needs it. `first_token_s`: None without a token, or if not streamed."""
 
-    params: Sequence[SamplingParams]
     num_tokens: int
+
+    @property
+    def params(self) -> Sequence[Sampled]: ...
 
     @property
     def num_prompt_tokens(self) -> int: ...

@@ -12,13 +12,14 @@ from ingot.runtime.chat.template import ChatOptions
 from ingot.runtime.prompt import Prompt
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, usage_of
+from ingot.serve.http.beam_search import request_params
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
-from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room, sampling_params
+from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room
 from ingot.serve.http.serving import Serving, serving_of
 
 router = APIRouter()
@@ -126,7 +127,7 @@ class _ChatAnswer(Answer):
         fields, model = self._fields, serving.llm.model
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
-        params = sampling_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
+        params = request_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
         streams = bool(fields.stream)
         self._generation = Generation(serving, [self._prompt], [params], stream=streams, priority=fields.priority or 0)
         return self._generation

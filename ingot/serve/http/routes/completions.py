@@ -11,12 +11,13 @@ from starlette.responses import Response
 from ingot.runtime.prompt import Prompt
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.answers import Usage, answer_id, cache_salt, respond, stream_options, usage_of
+from ingot.serve.http.beam_search import request_params
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import CompletionLogprobs, completion_logprobs, prompt_logprobs
-from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room, sampling_params
+from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room
 from ingot.serve.http.serving import Serving, serving_of
 
 router = APIRouter()
@@ -110,7 +111,7 @@ class _CompletionAnswer(Answer):
         for prompt in self._prompts:
             most = fields.max_tokens if not self._only_prompt else 1
             room = output_room(most, _MAX_TOKENS, len(prompt.token_ids), model.max_seq_len, "max_tokens")
-            params.append(sampling_params(fields, model.defaults, max_tokens=room, logprobs=fields.logprobs))
+            params.append(request_params(fields, model.defaults, max_tokens=room, logprobs=fields.logprobs))
         streams = bool(fields.stream)
         self._generation = Generation(serving, self._prompts, params, stream=streams, priority=fields.priority or 0)
         return self._generation
