@@ -8,13 +8,16 @@ Every name is imported from this module, also those that vLLM keeps in submodule
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
     from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-    from ingot.runtime.pooling_params import PoolingParams
     from ingot.vllm_api.argument_parser import FlexibleArgumentParser
+    from ingot.vllm_api.beam_search_params import BeamSearchParams
     from ingot.vllm_api.engine_args import EngineArgs
     from ingot.vllm_api.llm import LLM
     from ingot.vllm_api.llm_engine import LLMEngine
     from ingot.vllm_api.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
         PoolingOutput,
@@ -22,38 +25,53 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from ingot.vllm_api.prompts import LoRARequest, TextPrompt, TokensPrompt
+    from ingot.vllm_api.pooling_params import PoolingParams
+    from ingot.vllm_api.prompts import LoRARequest, PromptType, TextPrompt, TokensPrompt
+    from ingot.vllm_api.renderer import parse_model_prompt
     from ingot.vllm_api.sampling_params import SamplingParams, StructuredOutputsParams
-    from ingot.vllm_api.script_helpers import cleanup_dist_env_and_memory, print_embeddings
+    from ingot.vllm_api.script_helpers import cleanup_dist_env_and_memory, load_chat_template, print_embeddings
 
 _HERE = "ingot.vllm_api"
 # Loaded on first use, so that `--help` of a script needs no torch.
 _HOMES = {
+    "BeamSearchOutput": "ingot.runtime.beams",
+    "BeamSearchSequence": "ingot.runtime.beams",
     "CompletionOutput": "ingot.runtime.outputs",
     "Logprob": "ingot.runtime.outputs",
     "RequestOutput": "ingot.runtime.outputs",
-    "PoolingParams": "ingot.runtime.pooling_params",
+    "BeamSearchParams": f"{_HERE}.beam_search_params",
     "FlexibleArgumentParser": f"{_HERE}.argument_parser",
     "EngineArgs": f"{_HERE}.engine_args",
     "LLM": f"{_HERE}.llm",
     "LLMEngine": f"{_HERE}.llm_engine",
+    "ClassificationOutput": f"{_HERE}.outputs",
+    "ClassificationRequestOutput": f"{_HERE}.outputs",
     "EmbeddingOutput": f"{_HERE}.outputs",
     "EmbeddingRequestOutput": f"{_HERE}.outputs",
     "PoolingOutput": f"{_HERE}.outputs",
     "PoolingRequestOutput": f"{_HERE}.outputs",
     "ScoringOutput": f"{_HERE}.outputs",
     "ScoringRequestOutput": f"{_HERE}.outputs",
+    "PoolingParams": f"{_HERE}.pooling_params",
     "LoRARequest": f"{_HERE}.prompts",
+    "PromptType": f"{_HERE}.prompts",
     "TextPrompt": f"{_HERE}.prompts",
     "TokensPrompt": f"{_HERE}.prompts",
+    "parse_model_prompt": f"{_HERE}.renderer",
     "SamplingParams": f"{_HERE}.sampling_params",
     "StructuredOutputsParams": f"{_HERE}.sampling_params",
     "cleanup_dist_env_and_memory": f"{_HERE}.script_helpers",
+    "load_chat_template": f"{_HERE}.script_helpers",
     "print_embeddings": f"{_HERE}.script_helpers",
 }
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -65,6 +83,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "SamplingParams",
     "ScoringOutput",
@@ -73,6 +92,8 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "cleanup_dist_env_and_memory",
+    "load_chat_template",
+    "parse_model_prompt",
     "print_embeddings",
 ]
 

@@ -106,6 +106,7 @@ NO_EFFECT: Mapping[str, Mapping[str, object]] = {
         "prefix_match_unit": None,
         "scheduler_reserve_full_isl": True,
         "stream_interval": 1,
+        "swap_space": 4,
         "watermark": 0.0,
     },
     "models take text only": {
@@ -201,7 +202,6 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
         "kv_offloading_size": None,
         "kv_transfer_config": None,
         "offload_group_size": 0,
-        "swap_space": 4,
     },
     "pass `num_gpu_blocks_override`, or `memory` to `ingot.LLM`": {"kv_cache_memory_bytes": None},
     "checkpoints from the hub go to the hub's own cache; set the variable HF_HOME": {"download_dir": None},
@@ -262,6 +262,26 @@ _ABSENT = """allow_deprecated_quantization aux_output_config cpu_distributed_tim
     shutdown_timeout sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names swa_bounded_replay
     tokens_only ubatch_size use_replayssm video_pruning_rate watchdog_config watermark_config"""
 OF_ABSENT_FEATURES = frozenset(_ABSENT.split())
+
+# Arguments of earlier versions of vLLM, and what to use.
+FORMER: Mapping[str, str] = {
+    "device": "an artifact is compiled for its device: pass `--target` to compile-model",
+    "disable_async_output_proc": "leave it out; outputs are processed while the next step runs",
+    "enable_prompt_adapter": "prompt adapters are not supported",
+    "guided_decoding_backend": "leave it out",
+    "max_seq_len_to_capture": "leave it out; enforce_eager=True captures nothing",
+    "num_lookahead_slots": "draft models are entries of a model's definition",
+    "num_scheduler_steps": "leave it out",
+    "override_neuron_config": "leave it out",
+    "override_pooler_config": "a model pools as its definition says",
+    "preemption_mode": "leave it out; preempted sequences are computed again",
+    "rope_scaling": "config.json of the checkpoint is compiled as it is",
+    "rope_theta": "config.json of the checkpoint is compiled as it is",
+    "speculative_model": "draft models are entries of a model's definition",
+    "task": "pass runner='generate' or runner='pooling', or leave it out",
+    "use_v2_block_manager": "leave it out",
+    "worker_use_ray": "Ingot serves on one device",
+}
 
 # Arguments of vLLM's command line that an `LLM` sets only in code: no option is added for them.
 IN_CODE_ONLY = frozenset({"chat_template"})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ingot.ir.errors import OptionError
 from ingot.vllm_api.argument_meanings import (
+    FORMER,
     IN_CODE_ONLY,
     MEANINGS,
     NO_EFFECT,
@@ -41,6 +42,13 @@ class EngineArgs(_Fields):  # type: ignore[misc]
                     where=f"EngineArgs.{name}",
                     expected=f"no {name}",
                     hint="it tunes a feature of vLLM that Ingot does not have",
+                )
+            if name in FORMER:
+                raise OptionError(
+                    f"{name} is an argument of earlier versions of vLLM",
+                    where=f"EngineArgs.{name}",
+                    expected=f"no {name}",
+                    hint=FORMER[name],
                 )
             if name not in _DEFAULTS:
                 near = difflib.get_close_matches(name, _DEFAULTS, n=1)

@@ -12,25 +12,36 @@ from ingot.serve.progress import UseTqdm, progress
 from ingot.vllm_api.engine_args import EngineArgs
 from ingot.vllm_api.llm_engine import LLMEngine
 from ingot.vllm_api.outputs import (
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringRequestOutput,
+    classified,
     embedded,
     scored,
+    tensor_of,
 )
+from ingot.vllm_api.pooling_params import own_params
 from ingot.vllm_api.prompts import read_forms, refuse_arguments
+from ingot.vllm_api.refused_methods import RefusedMethods
 from ingot.vllm_api.sampling_params import SamplingParams, frozen
+from ingot.vllm_api.script_helpers import is_template
 
 if TYPE_CHECKING:
+    from ingot.runtime.beam_search_params import BeamSearchParams
+    from ingot.runtime.beams import BeamSearchOutput
     from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.tokenizer import Tokenizer
+    from ingot.vllm_api.model_config import ModelConfig
+    from ingot.vllm_api.renderer import Renderer
 
-_NO_CLASSES = "the model has no classifier; definitions that end in pooling return a vector, which embed returns"
+_OF_TOKENS = "a model returns one vector for a prompt, and none for each token"
+_CROSS = "models that read both texts of a pair at once (cross-encoders) are not supported"
 
 
-class LLM:
+class LLM(RefusedMethods):
     """A model, with vLLM's arguments and methods. `EngineArgs` describes the arguments.
 
     The constructor raises IngotError if the model cannot be compiled or loaded, and for an argument that has no meaning
@@ -65,6 +76,21 @@ class LLM:
 
         return isinstance(self._llm.llm_engine, PoolingEngine)
 
+    @property
+    def _classes(self) -> bool:
+        """Whether the model's vectors are logits of classes."""
+        from ingot.runtime.pooling_engine import PoolingEngine
+
+        engine = self._llm.llm_engine
+        return isinstance(engine, PoolingEngine) and engine.classes
+
+    @cached_property
+    def model_config(self) -> "ModelConfig":
+        """What the model is: its length, dtype, vocabulary, and whether it pools."""
+        from ingot.vllm_api.model_config import model_config
+
+        return model_config(self._llm)
+
     @cached_property
     def llm_engine(self) -> LLMEngine:
         """The engine. While its requests are unfinished, call no method of this object that runs requests."""
@@ -73,6 +99,13 @@ class LLM:
     def get_tokenizer(self) -> "Tokenizer | None":
         """Return the artifact's tokenizer; None if the checkpoint had none."""
         return self._llm.get_tokenizer()
+
+    @cached_property
+    def renderer(self) -> "Renderer":
+        """It turns prompts into token ids, for programs that do so before `generate`."""
+        from ingot.vllm_api.renderer import Renderer
+
+        return Renderer(self.get_tokenizer(), self.model_config.vocab_size)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of requests without any: the checkpoint's, with those of `override_generation_config`.
@@ -108,18 +141,43 @@ class LLM:
         params = frozen(self.get_default_sampling_params() if sampling_params is None else sampling_params)
         return self._llm.generate(read_forms(prompts), params, use_tqdm=use_tqdm, priority=_listed(priority, prompts))
 
+    def beam_search(
+        self,
+        prompts: Any,
+        params: "BeamSearchParams",
+        lora_request: object = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+        **others: object,
+    ) -> "list[BeamSearchOutput]":
+        """Return the likeliest continuations that a beam search finds for every prompt, in the prompts' order.
+
+        prompts             as in `generate`
+        use_tqdm            whether to show a progress bar of prompts on stderr; or a callable that makes one
+        concurrency_limit   the most prompts that are searched at once; None: all
+        others              arguments of vLLM that Ingot refuses, as `lora_request`
+
+        Raises RequestError before anything runs if a prompt cannot be served, or if the model pools.
+        """
+        refuse_arguments("LLM.beam_search", {"lora_request": lora_request, **others})
+        return self._llm.beam_search(
+            read_forms(prompts), params, use_tqdm=use_tqdm, concurrency_limit=concurrency_limit
+        )
+
     def chat(
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        *,
-        priority: int | Sequence[int] | None = None,
+        lora_request: object = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Any = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
         **others: object,
     ) -> "list[RequestOutput]":
         """Return the assistant's next message in a conversation, or in each of a list of conversations.
@@ -127,7 +185,8 @@ class LLM:
         `chat_template` is a Jinja template that replaces the model's, or the path of one. The other arguments are those
         of `generate` and of `ingot.LLM.chat`. Raises RequestError if one conversation cannot be served.
         """
-        refuse_arguments("LLM.chat", others)
+        refused = {"lora_request": lora_request, "chat_template_content_format": chat_template_content_format}
+        refuse_arguments("LLM.chat", {**refused, **others})
         from ingot.runtime.chat.template import ChatOptions
 
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
@@ -149,7 +208,29 @@ class LLM:
         RequestError if the model generates tokens, or if one prompt cannot be served.
         """
         refuse_arguments("LLM.embed", others)
+        self._check_kind("LLM.embed", classes=False)
         return [embedded(output) for output in self._vectors(prompts, pooling_params, use_tqdm)]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        pooling_params: "PoolingParams | Sequence[PoolingParams] | None" = None,
+        use_tqdm: UseTqdm = True,
+        **others: object,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probability of each class for every prompt, in the prompts' order.
+
+        The arguments are those of `embed`. Raises RequestError if the model's definition does not end in pooling of
+        classes, or if one prompt cannot be served.
+        """
+        refuse_arguments("LLM.classify", others)
+        self._check_kind("LLM.classify", classes=True)
+        outputs = self._vectors(prompts, pooling_params, use_tqdm)
+        several = isinstance(pooling_params, list | tuple)
+        params = pooling_params if several else [pooling_params] * len(outputs)
+        activate = [one is None or one.normalize is not False for one in params]  # type: ignore[union-attr]
+        return [classified(output, activate=one) for output, one in zip(outputs, activate, strict=True)]
 
     def encode(
         self,
@@ -160,26 +241,19 @@ class LLM:
         use_tqdm: UseTqdm = True,
         **others: object,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return the embedding vector of every prompt as a tensor. `pooling_task` may be "embed" only.
+        """Return what `embed` or `classify` returns, as tensors.
+
+        pooling_task   "embed" or "classify"; None: the one that the model does
 
         The other arguments are those of `embed`. Raises RequestError.
         """
-        import torch
-
-        if pooling_task not in (None, "embed"):
-            raise RequestError(
-                f"pooling_task is {pooling_task!r:.80}", where="LLM.encode", expected="'embed'", hint=_NO_CLASSES
-            )
-        found = self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm, **others)
-        return [
-            PoolingRequestOutput(
-                one.request_id,
-                PoolingOutput(torch.tensor(one.outputs.embedding)),
-                one.prompt_token_ids,
-                one.num_cached_tokens,
-            )
-            for one in found
-        ]
+        if pooling_task not in (None, "embed", "classify"):
+            what, hint = f"pooling_task is {pooling_task!r:.80}", _OF_TOKENS
+            raise RequestError(what, where="LLM.encode", expected="'embed' or 'classify'", hint=hint)
+        given: dict[str, Any] = {"pooling_params": pooling_params, "use_tqdm": use_tqdm, **others}
+        if (pooling_task or ("classify" if self._classes else "embed")) == "classify":
+            return [tensor_of(one, one.outputs.probs) for one in self.classify(prompts, **given)]
+        return [tensor_of(one, one.outputs.embedding) for one in self.embed(prompts, **given)]
 
     def score(
         self,
@@ -200,6 +274,8 @@ class LLM:
         generates tokens, or if one text cannot be served.
         """
         refuse_arguments("LLM.score", others)
+        if self._classes:
+            raise RequestError("the model returns logits of classes", where="LLM.score", hint=_CROSS)
         left, right = _texts(data_1), _texts(data_2)
         if len(left) not in (1, len(right)) or not right:
             raise RequestError(
@@ -209,25 +285,32 @@ class LLM:
         first = outputs[: len(left)] * (len(right) if len(left) == 1 else 1)
         return [scored(one, other) for one, other in zip(first, outputs[len(left) :], strict=True)]
 
-    def classify(self, prompts: Any, **others: object) -> None:
-        """Refuse the call: no model here has a classifier. Raises RequestError."""
-        raise RequestError("classification is not supported", where="LLM.classify", hint=_NO_CLASSES)
-
     def reward(self, prompts: Any, **others: object) -> None:
-        """Refuse the call: no model here returns rewards. Raises RequestError."""
-        raise RequestError("rewards are not supported", where="LLM.reward", hint=_NO_CLASSES)
+        """Refuse the call: no model here returns a reward for each token. Raises RequestError."""
+        hint = f"{_OF_TOKENS}; for a reward for each prompt, call encode with pooling_task='classify'"
+        raise RequestError("rewards of tokens are not supported", where="LLM.reward", hint=hint)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return the number of devices, which is 1."""
+        return 1
 
     def reset_prefix_cache(self, **others: object) -> bool:
         """Forget all cached prefixes and return True. While requests run, change nothing and return False."""
         refuse_arguments("LLM.reset_prefix_cache", others)
         return self._llm.reset_prefix_cache()
 
+    def _check_kind(self, where: str, *, classes: bool) -> None:
+        """Raise RequestError if the model pools, but not what the method `where` returns: classes, or embeddings."""
+        if self._pools and self._classes != classes:
+            has, call = ("logits of classes", "classify") if self._classes else ("embedding vectors", "embed")
+            raise RequestError(f"the model returns {has}", where=where, hint=f"call {call}")
+
     def _vectors(self, prompts: Any, pooling_params: Any, use_tqdm: UseTqdm) -> "list[EmbeddingOutput]":
         """Return the outputs of `ingot.LLM.embed`. While it runs, show a progress bar if `use_tqdm` says so."""
         total = len(prompts) if isinstance(prompts, list | tuple) else 1
         bar = progress(use_tqdm, total, "Processed prompts")
         try:
-            outputs = self._llm.embed(read_forms(prompts), pooling_params)
+            outputs = self._llm.embed(read_forms(prompts), own_params(pooling_params, classes=self._classes))
             bar.update(total)
         finally:
             bar.close()
@@ -253,7 +336,7 @@ class LLM:
         folder, renderer = self._llm.loaded.artifact.folder / "tokenizer", Renderer()
         if given is None:
             return ChatTemplate(folder, tokenizer, renderer)
-        if not any(mark in given for mark in "{}\n"):  # a path has none of these
+        if not is_template(given):
             return ChatTemplate(folder, tokenizer, renderer, Path(given))
         with tempfile.TemporaryDirectory() as made:
             file = Path(made) / "chat_template.jinja"

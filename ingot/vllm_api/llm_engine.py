@@ -8,14 +8,16 @@ from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.llm import LLM as IngotLLM
 from ingot.vllm_api.engine_args import EngineArgs
 from ingot.vllm_api.prompts import read_forms, refuse_arguments
+from ingot.vllm_api.refused_methods import RefusedMethods
 from ingot.vllm_api.sampling_params import frozen
 
 if TYPE_CHECKING:
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.tokenizer import Tokenizer
+    from ingot.vllm_api.model_config import ModelConfig
 
 
-class LLMEngine:
+class LLMEngine(RefusedMethods):
     """An engine of a model that generates tokens. Call `add_request`, then `step` until no request is unfinished.
 
     llm   the model; `LLMEngine.from_engine_args` opens one
@@ -39,6 +41,17 @@ class LLMEngine:
         from ingot.vllm_api.open_model import open_model
 
         return cls(open_model(engine_args))
+
+    @property
+    def model_config(self) -> "ModelConfig":
+        """What the model is: its length, dtype and vocabulary."""
+        from ingot.vllm_api.model_config import model_config
+
+        return model_config(self._llm)
+
+    def get_model_config(self) -> "ModelConfig":
+        """Return `model_config`."""
+        return self.model_config
 
     def add_request(
         self,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ingot.ir.errors import RequestError
+from ingot.serve.http.class_scores import probabilities
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +26,22 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """The embedding vector of a prompt, as a tensor of float32 on the CPU."""
+    """What a model has pooled from a prompt, as a tensor of float32 on the CPU: its embedding vector, or the
+    probabilities of classes."""
 
     data: "torch.Tensor"
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """The probability of each class for a prompt, or the logits with `use_activation` False."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.probs)
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class PoolingRequestOutput(Generic[Output]):
     """The output of a request to a model that pools.
 
     request_id         the request's id
-    outputs            the vector or the score
+    outputs            the vector, the probabilities or the score
     prompt_token_ids   the model's input; for a score the tokens of both texts, one after the other
     num_cached_tokens  prompt tokens that were found in the prefix cache
     finished           always True
@@ -60,6 +74,10 @@ class PoolingRequestOutput(Generic[Output]):
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """The embedding vector of one prompt."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The probabilities of classes for one prompt."""
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
@@ -80,6 +98,26 @@ def embedded(output: "IngotOutput") -> EmbeddingRequestOutput:
     """Return an output of `ingot.LLM.embed` in vLLM's form."""
     vector = EmbeddingOutput(vector_of(output))
     return EmbeddingRequestOutput(output.request_id, vector, output.prompt_token_ids, output.num_cached_tokens or 0)
+
+
+def classified(output: "IngotOutput", *, activate: bool) -> ClassificationRequestOutput:
+    """Return an output of `ingot.LLM.embed` in vLLM's form, from a model whose vectors are logits of classes.
+
+    activate   whether to return probabilities: the softmax of the logits, or for a single class the sigmoid
+    """
+    logits = vector_of(output)
+    found = ClassificationOutput(probabilities(logits) if activate else logits)
+    return ClassificationRequestOutput(output.request_id, found, output.prompt_token_ids, output.num_cached_tokens or 0)
+
+
+def tensor_of(
+    one: "EmbeddingRequestOutput | ClassificationRequestOutput", numbers: list[float]
+) -> PoolingRequestOutput[PoolingOutput]:
+    """Return an output with `numbers`, those of `one`, as a tensor."""
+    import torch
+
+    data = PoolingOutput(torch.tensor(numbers))
+    return PoolingRequestOutput(one.request_id, data, one.prompt_token_ids, one.num_cached_tokens)
 
 
 def scored(one: "IngotOutput", other: "IngotOutput") -> ScoringRequestOutput:

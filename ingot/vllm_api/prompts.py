@@ -24,6 +24,9 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+PromptType = str | list[int] | TextPrompt | TokensPrompt
+
+
 @dataclass(frozen=True)
 class LoRARequest:
     """An adapter (LoRA) for a request: a name, a number that identifies it, and its folder.

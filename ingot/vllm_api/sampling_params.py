@@ -1,11 +1,14 @@
 """vLLM's `SamplingParams`, whose fields can be set after construction, and `StructuredOutputsParams`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.sampling_checks import CHECKS
 from ingot.runtime.sampling_params import SamplingParams as FrozenParams
+
+_MAX_BIAS = 100.0  # OpenAI's, in vLLM's SamplingParams.from_optional
 
 
 class SamplingParams(FrozenParams):
@@ -25,12 +28,29 @@ class SamplingParams(FrozenParams):
 
     @classmethod
     def from_optional(cls, **fields: Any) -> "SamplingParams":
-        """Return parameters with `fields`. A field that is None keeps its default."""
-        return cls(**{name: value for name, value in fields.items() if value is not None})
+        """Return parameters with `fields`. A field that is None keeps its default.
+
+        As in vLLM, `logit_bias` may have token ids as text, and its numbers are limited to [-100, 100].
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        if isinstance(biases := given.get("logit_bias"), Mapping):
+            given["logit_bias"] = {_token_id(token): _limited(bias) for token, bias in biases.items()}
+        return cls(**given)
 
     def clone(self) -> "SamplingParams":
         """Return a copy. Setting its fields does not change this object."""
         return type(self)(**vars(self))
+
+
+def _token_id(token: Any) -> Any:
+    """Return a token id that is written as text as a number. The constructor refuses anything else."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
+
+
+def _limited(bias: Any) -> Any:
+    """Return a bias within OpenAI's limits. The constructor refuses what is no number."""
+    number = isinstance(bias, int | float) and not isinstance(bias, bool)
+    return min(_MAX_BIAS, max(-_MAX_BIAS, bias)) if number else bias
 
 
 def frozen(params: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command_world import write_checkpoint
 from pooled_decoder import pool_by
+from pooling_artifacts import write_pooling_artifacts
 
 LIMITS = {"max_batch": 4, "max_tokens": 64, "target": "cpu", "backend": "reference", "jobs": 1}
 
@@ -32,3 +33,9 @@ def pooling_artifact(checkpoint: Path) -> Path:
         pool_by(patch, whole=0, unit=1)
         compile_model(checkpoint, checkpoint.parent / "pool.ingot", **LIMITS)  # type: ignore[arg-type]
     return checkpoint.parent / "pool.ingot"
+
+
+@pytest.fixture(scope="session")
+def classes_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that pools the logits of three classes."""
+    return write_pooling_artifacts(tmp_path_factory.mktemp("classes"))["classify"]

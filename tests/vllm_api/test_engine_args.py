@@ -12,7 +12,15 @@ import pytest
 
 from ingot.ir.errors import ArtifactError, IngotError, OptionError
 from ingot.vllm_api import EngineArgs, FlexibleArgumentParser
-from ingot.vllm_api.argument_meanings import MEANINGS, NO_EFFECT, OF_ABSENT_FEATURES, REFUSED, defaults, meanings
+from ingot.vllm_api.argument_meanings import (
+    FORMER,
+    MEANINGS,
+    NO_EFFECT,
+    OF_ABSENT_FEATURES,
+    REFUSED,
+    defaults,
+    meanings,
+)
 from ingot.vllm_api.open_model import open_model
 
 
@@ -98,11 +106,19 @@ def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
         EngineArgs(model="a", max_modell_len=3)
 
 
+def test_former_arguments_are_refused_with_what_to_use() -> None:
+    assert not FORMER.keys() & {*defaults(), *OF_ABSENT_FEATURES}
+    with pytest.raises(OptionError, match="earlier versions") as caught:
+        EngineArgs(model="a", task="embed")
+    assert "runner='pooling'" in str(caught.value)
+
+
 def test_what_has_no_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ingot"):
-        EngineArgs(model="a", compilation_config=3, hf_overrides={})
+        EngineArgs(model="a", compilation_config=3, hf_overrides={}, swap_space=0)
     assert [record.getMessage() for record in caplog.records] == [
-        "compilation_config has no effect: the compiler has chosen kernels and launches"
+        "compilation_config has no effect: the compiler has chosen kernels and launches",
+        "swap_space has no effect: the scheduler has its own rules",
     ]
 
 
