@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 
 from http_servers import HOST, ask, free_port, ingot_command, model_name, running
+from process_samples import engine_process
 from results import Figure, add_json_option, report
 
 _START_SECONDS = 600.0  # a checkpoint is compiled first
@@ -41,7 +41,7 @@ def main() -> None:
             streams = [Stream(port, name, longest - _PROMPT) for _ in range(options.requests)]
             for one in streams:
                 one.begun.wait()
-            os.kill(_engine_of(server.process), signal.SIGKILL)
+            os.kill(engine_process(server.pid), signal.SIGKILL)
             killed = time.monotonic()
             gone = _until_ready_is(port, 503) - killed
             back = _until_ready_is(port, 200) - killed
@@ -99,15 +99,6 @@ def _longest(port: int) -> int:
 def _body(model: str, tokens: int, *, stream: bool) -> str:
     fields = {"model": model, "prompt": list(range(300, 300 + _PROMPT)), "max_tokens": tokens, "ignore_eos": True}
     return json.dumps({**fields, "temperature": 0.0, "stream": stream})
-
-
-def _engine_of(server: "subprocess.Popen[bytes]") -> int:
-    """Return the id of the engine process of a server."""
-    for task in Path(f"/proc/{server.pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"ingot.serve.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    sys.exit("the server has no engine process")
 
 
 def _until_ready_is(port: int, wanted: int) -> float:

@@ -68,7 +68,7 @@ class Share:
 
 @dataclass
 class Seen:
-    """What came back for one request. Times are in seconds after the beginning.
+    """The answer to one request. Times are in seconds after the beginning.
 
     events   when each event arrived; the last one, which has the usage, and the end mark are left out
     tokens   how many tokens the usage says

@@ -26,16 +26,16 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs. `seconds`: from the start of its process to its first answer."""
+    """A server that runs. `seconds` is from the start of its process `pid` to its first answer."""
 
-    process: "subprocess.Popen[bytes]"
     port: int
     seconds: float
+    pid: int
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a server serves: Ingot an artifact, other servers a checkpoint.
+    """The model of a server: an artifact for Ingot, a checkpoint for other servers.
 
     `longest` is the most tokens of a sequence. `load_format` is "auto" to read the weights, or "dummy" to make some up.
     """
@@ -62,8 +62,10 @@ class Kind:
     abort: tuple[str, str] | None = None
 
 
-def ingot_command(model: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "ingot", "serve", str(model), "--port", str(port), "--no-prefix-caching"]
+def ingot_command(model: Path, port: int, *, caching: bool = False) -> list[str]:
+    """Return the command of Ingot's server. `caching` turns on the prefix cache."""
+    command = [sys.executable, "-m", "ingot", "serve", str(model), "--port", str(port)]
+    return command if caching else [*command, "--no-prefix-caching"]
 
 
 def vllm_command(served: Served, port: int) -> list[str]:
@@ -126,7 +128,7 @@ def running(
                 if time.monotonic() - begin > timeout:
                     raise ChildError(f"the server did not answer within {timeout:g} s: see {log}")
                 time.sleep(0.05)
-            yield Server(process, port, time.monotonic() - begin)
+            yield Server(port, time.monotonic() - begin, process.pid)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -155,13 +157,13 @@ def wait_until_idle(kind: Kind, port: int) -> None:
         ask(port, "POST", path, body)
     begin = time.monotonic()
     while time.monotonic() < begin + _IDLE_SECONDS:
-        if _answers(port) and not any(_gauges(port, kind.busy)):
+        if _answers(port) and not any(gauges(port, kind.busy)):
             return
         time.sleep(0.1)
     raise ChildError(f"the server still runs requests {_IDLE_SECONDS:g} s after their clients have gone")
 
 
-def _gauges(port: int, names: Sequence[str]) -> list[float]:
+def gauges(port: int, names: Sequence[str]) -> list[float]:
     """Return the values of gauges in /metrics, one for each sample."""
     if not names:
         return []

@@ -9,7 +9,7 @@ SHARE = 0.99  # of the requests must meet the limits, as in MLPerf Inference, wh
 
 @dataclass(frozen=True)
 class Probe:
-    """A load at `rate` requests per second, of which the share `good` met the limits.
+    """A load at `rate` requests per second. The share `good` of its requests met the limits.
 
     `ended_early` is True if the load was stopped once too many had failed; `good` is then the most that was possible.
     """

@@ -60,8 +60,9 @@ def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
 
 
 def _plain(result: Result, plots: dict[str, str]) -> Iterator[str]:
-    script = BENCHMARKS / f"{result.name}.py"
-    yield f"## {_title(script)}\n"
+    script = _script(result.name)
+    beyond = result.name.removeprefix(script.stem).strip("_").replace("_", " ")
+    yield f"## {_title(script)}{f' ({beyond})' if beyond else ''}\n"
     settings = ", ".join(f"{name} {value}" for name, value in result.settings.items() if value not in ("", None))
     yield f"`python benchmarks/{script.name}`, with {settings}.\n"
     yield from _plot(result, _engine_groups(result.figures), "a decode step", plots)
@@ -91,6 +92,16 @@ def _plot(
         title = f"{what[:1].upper()}{what[1:]}, {device_of(result)}"
         plots[path] = bars(title, groups)
         yield f"![{title}]({path})\n"
+
+
+def _script(name: str) -> Path:
+    """Return the script that wrote a result: of the scripts with whose name the result's name begins, the longest.
+
+    A result of a further run has a longer name, such as soak_http_cpu.
+    """
+    parts = name.split("_")
+    paths = (BENCHMARKS / f"{'_'.join(parts[:count])}.py" for count in range(len(parts), 0, -1))
+    return next(path for path in paths if path.is_file())
 
 
 def _title(script: Path) -> str:
