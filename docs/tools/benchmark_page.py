@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bars import bars
 from gpu_page import SHAPES, device_of, gpu_sections, missing, provenance, sequences, shown
+from http_page import http_sections, is_http
 from kernel_page import kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
@@ -31,7 +32,7 @@ def benchmark_page() -> tuple[str, Plots]:
 
 
 def page(results: Sequence[Result]) -> tuple[str, Plots]:
-    """Return the page of these results: engines by GPU, kernels, then other benchmarks."""
+    """Return the page of these results: engines by GPU, servers, kernels, then other benchmarks."""
     plots: dict[str, str] = {}
     lines = [HEAD]
     by_name = sorted(results, key=lambda one: one.name)
@@ -39,11 +40,14 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
     engines = [one for begin in ("gpu_", "decode_") for one in by_name if one.name.startswith(begin) and _shape(one)]
     for device in dict.fromkeys(device_of(one) for one in engines):
         lines += gpu_sections([one for one in engines if device_of(one) == device], plots)
+    servers = [one for one in by_name if is_http(one)]
+    for device in dict.fromkeys(map(device_of, servers)):
+        lines += http_sections([one for one in servers if device_of(one) == device])
     kernels = [one for one in by_name if one.name.startswith("kernels_")]
     for result in kernels:
         lines += [*_kernels(result, plots), ""]
     for result in by_name:
-        if result not in engines and result not in kernels:
+        if result not in engines and result not in kernels and result not in servers:
             lines += [*_plain(result, plots), ""]
     return "\n".join(lines), plots
 

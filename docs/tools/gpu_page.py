@@ -124,7 +124,7 @@ def sequences(count: str) -> str:
     return "1 sequence" if count == "1" else f"{count} sequences"
 
 
-def _label(result: Result) -> str:
+def label_of(result: Result) -> str:
     """The model, and in parentheses the name of a further run of it."""
     shape = str(result.settings["shape"])
     beyond = ""
@@ -133,7 +133,7 @@ def _label(result: Result) -> str:
     return SHAPES[shape] + (f" ({beyond})" if beyond else "")
 
 
-def _engines(result: Result) -> Iterator[Engine]:
+def engines_of(result: Result) -> Iterator[Engine]:
     yield Engine("Ingot", "", result.figures)
     for peer in PEERS.values():
         for version in peer.versions(result.figures):
@@ -161,7 +161,7 @@ def _throughput(results: Sequence[Result]) -> str:
     for result in results:
         if "throughput" in result.figures:
             requests = result.figures["throughput"].what.partition(",")[0]
-            models.setdefault(requests, []).append(_label(result))
+            models.setdefault(requests, []).append(label_of(result))
     return THROUGHPUT + "".join(f"Equal lengths: {what} ({', '.join(of)}).\n" for what, of in models.items())
 
 
@@ -170,14 +170,14 @@ def _rows(
 ) -> list[list[str]]:
     """Return a row for each engine of each result that has one of the figures."""
     return [
-        [_label(result), engine.title, *(cell(engine, name, result.figures.get(name)) for name in columns)]
+        [label_of(result), engine.title, *(cell(engine, name, result.figures.get(name)) for name in columns)]
         for result in results
-        for engine in _engines(result)
+        for engine in engines_of(result)
         if any(engine.figure(name) for name in columns)
     ]
 
 
-def _cell(engine: Engine, name: str, own: Figure | None) -> str:
+def cell_of(engine: Engine, name: str, own: Figure | None) -> str:
     """Return a figure; a peer's with how many times faster Ingot is."""
     found = engine.figure(name)
     if found is None:
@@ -190,7 +190,7 @@ def _cell(engine: Engine, name: str, own: Figure | None) -> str:
 
 def _question(heading: str, text: str, results: Iterable[Result], columns: Columns) -> Iterator[str]:
     """Yield a table with a row for each engine, without columns that no engine has."""
-    rows = _rows(results, columns, _cell)
+    rows = _rows(results, columns, cell_of)
     if not rows:
         return
     kept = [n for n, name in enumerate(columns) if any(row[2 + n] != "–" for row in rows)]
@@ -214,13 +214,13 @@ def _decode(results: Sequence[Result], steps: Columns, device: str, plots: Plots
     )
     yield "### How long does a decode step take?\n"
     for name, heading in steps.items():
-        groups = {_label(one): list(_bars(one.figures, name)) for one in results if name in one.figures}
+        groups = {label_of(one): list(_bars(one.figures, name)) for one in results if name in one.figures}
         title = f"A decode step of {heading}, {device}"
         path = f"benchmarks/decode_{_anchor(device)}_{name.split('_')[1]}.svg"
         plots[path] = bars(title, groups)
         yield f"![{title}]({path})\n"
     yield DECODE.format(contexts=" and ".join(contexts) or "in the results")
-    yield from table(("model", "engine", *steps.values()), _rows(results, steps, _cell))
+    yield from table(("model", "engine", *steps.values()), _rows(results, steps, cell_of))
     yield ""
 
 
@@ -242,7 +242,7 @@ def _bandwidth(results: Sequence[Result]) -> Iterator[str]:
             batch = name.removesuffix("_of_copy")
             own = [result.figures.get(f"{batch}_{part}") for part in parts]
             cells = [shown(figure) if figure else "–" for figure in own]
-            rows.append([_label(result), batch.removeprefix("batch_"), *cells, f"{result.figures[name].value:.1%}"])
+            rows.append([label_of(result), batch.removeprefix("batch_"), *cells, f"{result.figures[name].value:.1%}"])
     if rows:
         copies = [result.figures["copy"] for result in results if "copy" in result.figures]
         spread = [shown(one(copies, key=lambda figure: figure.value)) for one in (min, max)] if copies else []
@@ -261,7 +261,7 @@ def _arrivals(results: Sequence[Result]) -> Iterator[str]:
         for name in natural_order(names & result.figures.keys()):
             rate = name.split("_")[1]
             ours = {f"arrivals_{rate}_{column}": "" for column in columns}
-            rows += [[row[0], rate, *row[1:]] for row in _rows([result], ours, _cell)]
+            rows += [[row[0], rate, *row[1:]] for row in _rows([result], ours, cell_of)]
     if rows:
         yield "### How long do requests wait that arrive one by one?\n"
         requests = _said(results, r"arrivals_\w+_ttft").partition(",")[0]
@@ -279,12 +279,12 @@ def _starts(results: Sequence[Result]) -> Iterator[str]:
     }
     rows = []
     for result in results:
-        rows += _rows([result], names, _cell)
-        for engine in _engines(result):
+        rows += _rows([result], names, cell_of)
+        for engine in engines_of(result):
             cold = Engine(engine.title, engine.prefix + "cold_", engine.figures)
             if engine.prefix and cold.figure("first_token"):
-                cells = [_cell(cold, name, result.figures.get(name)) for name in names]
-                rows.append([_label(result), f"{engine.title}, first start", *cells])
+                cells = [cell_of(cold, name, result.figures.get(name)) for name in names]
+                rows.append([label_of(result), f"{engine.title}, first start", *cells])
     if rows:
         yield "### How long does a start take?\n"
         yield START
@@ -309,7 +309,7 @@ def _only_ingot(heading: str, text: str, results: Sequence[Result], names: Colum
         for name, what in names.items()
         if any(name in one.figures for one in having)
     )
-    yield from table(("", *(_label(one) for one in having)), rows)
+    yield from table(("", *(label_of(one) for one in having)), rows)
     yield ""
 
 
@@ -321,10 +321,10 @@ def _conditions(results: Sequence[Result], device: str) -> Iterator[str]:
     yield f"### Conditions on {device}\n"
     yield "`benchmarks/random_checkpoint.py` makes the checkpoints of `benchmarks/decode.py`.\n"
     for result in results:
-        yield f"- {_label(result)}: `{_command(result)}`. {provenance(result)}"
+        yield f"- {label_of(result)}: `{_command(result)}`. {provenance(result)}"
     yield ""
     for result in results:
-        yield from (f"{_label(result)}: {line}" for line in missing(result))
+        yield from (f"{label_of(result)}: {line}" for line in missing(result))
 
 
 def _command(result: Result) -> str:

@@ -124,6 +124,54 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     assert f"- Llama 3.2 1B (load): {command}. 2026-01-02" in text
 
 
+def test_servers_are_shown_with_what_http_adds(tools: None) -> None:
+    import benchmark_page
+    from results import Figure, Machine, Result
+
+    def figure(value: float, unit: str = "s") -> Figure:
+        return Figure(value=value, unit=unit, what="words")
+
+    waits = {"ttft": 9e-3, "ttft_p50": 8e-3, "ttft_p99": 2e-2, "tpot_p50": 2e-3, "tpot_p99": 3e-3}
+    figures = {
+        "start": figure(5.0),
+        "vllm_1.0_start": figure(50.0),
+        "knee": figure(150.0, "requests/s"),
+        "knee_failed": figure(156.0, "requests/s"),
+        "vllm_1.0_knee": figure(100.0, "requests/s"),
+        "throughput": figure(50e3, "tokens/s"),
+        "vllm_1.0_throughput": figure(40e3, "tokens/s"),
+        **{f"arrivals_16_{name}": figure(value) for name, value in waits.items()},
+        **{f"direct_arrivals_16_{name}": figure(value / 2) for name, value in waits.items()},
+        **{f"vllm_1.0_arrivals_16_{name}": figure(3 * value) for name, value in waits.items()},
+        **{f"added_16_{name}": figure(1e-3) for name in ("ttft_p50", "ttft_p99")},
+        **{f"ratio_16_{name}": figure(1.05, "") for name in ("tpot_p50", "tpot_p99")},
+        "good_16": figure(0.995, ""),
+        "vllm_1.0_good_16": figure(0.9, ""),
+    }
+    machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
+    found = Result(
+        name="serve_http_1b",
+        revision="0" * 40,
+        date="2026-01-02",
+        machine=machine,
+        versions={},
+        settings={"shape": "1b", "limits": "100,5"},
+        figures=figures,
+        missing={"sglang": "no time was left"},
+    )
+    text, _ = benchmark_page.page([found])
+    assert "## Servers over HTTP on G\n" in text and "Not measured: SGLang. no time was left" in text
+    knee = "| Llama 3.2 1B | 100 ms, 5 ms a token | {} |"
+    assert knee.format("Ingot | 150 requests/s | 156 requests/s") in text
+    assert knee.format("vLLM 1.0 | 100 requests/s, 1.50 × | –") in text
+    assert "| Llama 3.2 1B | vLLM 1.0 | 40,000 tokens/s, 1.25 × | 50.0 s, 10.0 × |" in text
+    assert "| Llama 3.2 1B | 16 | first token, p99 | 10.0 ms | 20.0 ms | 1.00 ms |" in text
+    assert "| Llama 3.2 1B | 16 | later tokens, p50 | 1.00 ms | 2.00 ms | 1.05 × |" in text
+    times = "24.0 ms, 3.00 × | 60.0 ms, 3.00 × | 6.00 ms, 3.00 × | 9.00 ms, 3.00 ×"
+    assert f"| Llama 3.2 1B | 16 | vLLM 1.0 | {times} | 90.0% |" in text
+    assert "## Measure" not in text  # the plain table of a script
+
+
 def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     import benchmark_page
     from kernel_figures import Call, Peak, call_figures
