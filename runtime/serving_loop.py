@@ -141,6 +141,17 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
     def prefix_cache_stats(self) -> PrefixCacheStats:
         return self._scheduler.prefix_cache_stats
 
+    @property
+    def steps_ended(self) -> int:
+        """Return the number of steps that have ended."""
+        return self._spare.steps
+
+    @property
+    def seconds_waited(self) -> float:
+        """Return the seconds that this thread has waited for the ends of steps. If they are few of the seconds in which
+        steps run, the host limits the speed."""
+        return self._spare.waited
+
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache and return True. While requests run, change nothing and return False."""
         if not self._groups and self._launched is not None:

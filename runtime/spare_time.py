@@ -20,12 +20,18 @@ class SpareTime:
 
     The expected duration of a step is its number of tokens times the seconds per token of the last long step. Calling
     `work` delays no launch: the next launch needs the tokens of the running step anyway.
+
+    steps    the number of steps that have ended
+    waited   the seconds that the host has waited for their ends; it worked the rest of the time
     """
 
     def __init__(self, work: Work, clock: Callable[[], float] = time.perf_counter) -> None:
         self._work, self._clock = work, clock
         self._per_token: float | None = None
         self._began = clock()  # when the running step began
+        self._waits_since = self._began
+        self.steps = 0
+        self.waited = 0.0
 
     def begin(self) -> None:
         """Record that a step was launched while no other step was running: it begins now."""
@@ -38,10 +44,13 @@ class SpareTime:
             left = self._per_token * tokens - (self._clock() - self._began)
             if left > 0:
                 self._work(left)
+        self._waits_since = self._clock()
 
     def end(self, tokens: int) -> None:
         """Record that a step of `tokens` tokens has ended. The next step in flight begins now."""
         now = self._clock()
+        self.steps += 1
+        self.waited += now - self._waits_since
         if tokens >= _FEWEST_TOKENS:
             self._per_token = (now - self._began) / tokens
         self._began = now

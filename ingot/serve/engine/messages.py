@@ -178,7 +178,10 @@ class Delta(Message):
 
 
 class Stats(Message):
-    """Counts of the engine at the end of a step; fields as in `Occupancy` and `PrefixCacheStats`."""
+    """Counts of the engine at the end of a step; fields as in `Occupancy` and `PrefixCacheStats`.
+
+    steps, seconds_waited   as `steps_ended` and `seconds_waited` of `ServingLoop`
+    """
 
     waiting: int = 0
     running: int = 0
@@ -189,6 +192,8 @@ class Stats(Message):
     preemptions: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    steps: int = 0
+    seconds_waited: float = 0.0
 
 
 class Step(Message):

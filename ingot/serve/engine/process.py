@@ -224,6 +224,8 @@ class _Requests:
             now.preemptions,
             cache.queries,
             cache.hits,
+            self.engine.steps_ended,
+            self.engine.seconds_waited,
         )
 
 

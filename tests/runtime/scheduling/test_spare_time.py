@@ -35,6 +35,7 @@ def test_the_time_left_is_that_of_the_step_that_runs():
     spare.end(4)  # a step of few tokens tells nothing of others
     spare.wait(1000)
     assert len(given) == 2 and math.isclose(given[1], 1000 * 5.25 / 500)
+    assert spare.steps == 3 and math.isclose(spare.waited, 2.001)  # work for later steps is no waiting
     clock.now += 60
     spare.begin()  # after a pause
     spare.wait(1000)
