@@ -1,4 +1,4 @@
-"""Ops, weight formats and passes from other installed packages, found by their entry points.
+"""Ops, weight formats, passes and parsers from other installed packages, found by their entry points.
 
 A package names them in its pyproject.toml:
 
@@ -7,6 +7,12 @@ A package names them in its pyproject.toml:
 
     [project.entry-points."ingot.passes"]
     my-pass = "my_package.passes:MyPass"       # a Pass; `joins` names its phase
+
+    [project.entry-points."ingot.tool_parsers"]
+    my-format = "my_package.parser:make"       # makes an `ingot.serve.parsers.events.Parser` for the tools of a request
+
+    [project.entry-points."ingot.reasoning_parsers"]
+    my-format = "my_package.reasoning:make"    # likewise, for the text of a prompt
 """
 
 from functools import lru_cache
@@ -16,6 +22,8 @@ from ingot.ir.errors import OptionError
 
 OPS_GROUP = "ingot.ops"
 PASSES_GROUP = "ingot.passes"
+TOOL_PARSERS_GROUP = "ingot.tool_parsers"
+REASONING_PARSERS_GROUP = "ingot.reasoning_parsers"
 
 
 def _load(entry: EntryPoint) -> object:
@@ -55,9 +63,23 @@ def load_user_pass(name: str) -> object | None:
 
     None if no package has such a pass. Raises OptionError if it does not load, or if two packages define the name.
     """
-    found = {entry.value: entry for entry in entry_points(group=PASSES_GROUP, name=name)}
+    return _load_one(PASSES_GROUP, name, "pass")
+
+
+def user_parser_names(group: str) -> tuple[str, ...]:
+    """Return the names of the parsers of other packages in an entry points group, without importing them."""
+    return tuple(sorted({entry.name for entry in entry_points(group=group)}))
+
+
+def load_user_parser(group: str, name: str) -> object | None:
+    """Import the parser `name` from another package, by its entry point in `group`. Errors as `load_user_pass`."""
+    return _load_one(group, name, "parser")
+
+
+def _load_one(group: str, name: str, kind: str) -> object | None:
+    found = {entry.value: entry for entry in entry_points(group=group, name=name)}
     if len(found) > 1:
         raise OptionError(
-            f"two packages define a pass '{name}'", where=", ".join(sorted(found)), hint="remove one of the packages"
+            f"two packages define a {kind} '{name}'", where=", ".join(sorted(found)), hint="remove one of the packages"
         )
     return _load(next(iter(found.values()))) if found else None
