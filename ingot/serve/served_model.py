@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, IngotError, RequestError
-from ingot.runtime.chat.files import read_templates
+from ingot.runtime.chat.files import read_template, read_templates
 from ingot.runtime.chat.renderer import Renderer
 from ingot.runtime.chat.template import ChatOptions, ChatTemplate
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
@@ -99,6 +99,18 @@ class ServedModel:
             )
         except IngotError:
             return False
+
+    @cached_property
+    def template_text(self) -> str:
+        """Return the text of all chat templates of the model; "" if conversations cannot be rendered."""
+        if not self.has_chat_template:
+            return ""
+        folder = self.artifact / "tokenizer"
+        if self.chat_template is not None:
+            templates = read_template(self.chat_template)
+        else:
+            templates = read_templates(folder, read_json(folder / "tokenizer_config.json"))
+        return "\n".join(template.source for template in templates.values())
 
     @cached_property
     def _chat(self) -> ChatTemplate:

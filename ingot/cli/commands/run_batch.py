@@ -17,6 +17,8 @@ def run_batch_file(
     model: str,
     served_model_name: Several = (),
     chat_template: Path | None = None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
     strict: Flag = False,
     memory: int | None = None,
     num_kv_pages: int | None = None,
@@ -43,6 +45,10 @@ def run_batch_file(
         A name of the model for requests; may be repeated. Default: "pico" for pico.ingot, and MODEL as given.
     chat_template
         A Jinja file that replaces the model's chat template.
+    tool_call_parser
+        The format of the model's tool calls, by vLLM's names; "auto" finds it in the chat template, "none" is none.
+    reasoning_parser
+        The format of the model's reasoning, likewise.
     strict
         Refuse requests with unknown fields, instead of logging a warning.
     memory
@@ -68,7 +74,9 @@ def run_batch_file(
     from ingot.serve.async_llm import AsyncLLM
     from ingot.serve.batch.runner import BATCH_LIMITS, check_paths, run_batch
     from ingot.serve.http.options import HttpOptions
+    from ingot.serve.parsers.choice import chosen_parsers
 
+    chosen_parsers(tool_call_parser, reasoning_parser, "")  # an unknown name is an error before the model is compiled
     source, target = check_paths(input_file, output_file)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     llm = AsyncLLM(
@@ -83,7 +91,12 @@ def run_batch_file(
         seed=seed,
         cuda_graphs=cuda_graphs,
     )
-    options = HttpOptions(model_names=served_model_name or names_of(model), strict=strict)
+    options = HttpOptions(
+        model_names=served_model_name or names_of(model),
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        strict=strict,
+    )
     # SIGTERM acts like Ctrl-C, so that it leaves no part of an output.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -34,6 +34,9 @@ def serve_model(
     served_model_name: Several = (),
     chat_template: Path | None = None,
     generation_config: str = "auto",
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
+    enable_auto_tool_choice: Flag = False,
     allowed_origin: Several = (),
     allowed_host: Several = (),
     no_ui: Flag = False,
@@ -93,6 +96,12 @@ def serve_model(
     generation_config
         A folder whose generation_config.json has the sampling defaults of requests; "auto" is the model's, "none" (or
         vLLM's "vllm") is no file.
+    tool_call_parser
+        The format of the model's tool calls, by vLLM's names; "auto" finds it in the chat template, "none" is none.
+    reasoning_parser
+        The format of the model's reasoning, likewise.
+    enable_auto_tool_choice
+        No effect, for command lines of vLLM: tools are always served.
     allowed_origin
         An origin of web pages that may send requests, as https://chat.example; may be repeated; "*" for all.
     allowed_host
@@ -165,7 +174,9 @@ def serve_model(
     from ingot.serve.http.admin.options import AdminOptions
     from ingot.serve.http.options import HttpOptions
     from ingot.serve.http.server import serve
+    from ingot.serve.parsers.choice import chosen_parsers
 
+    chosen_parsers(tool_call_parser, reasoning_parser, "")  # an unknown name is an error before the model is compiled
     options = HttpOptions(
         model_names=served_model_name or names_of(model),
         host=host,
@@ -183,6 +194,8 @@ def serve_model(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         ssl_ca_certs=ssl_ca_certs,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         drain_seconds=drain_seconds,
         read_seconds=read_seconds,
         max_stored_responses=max_stored_responses,

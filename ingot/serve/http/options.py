@@ -25,6 +25,10 @@ class HttpOptions:
                      the URL of a collector that takes spans by OTLP over HTTP; None: no spans
     ui               serve the page at `/`
     strict           refuse requests with unknown fields, instead of logging a warning
+    tool_call_parser
+                     the format of the model's tool calls: a name of `ingot.serve.parsers.choice`, "none", or "auto" to
+                     choose by the chat template
+    reasoning_parser the format of its reasoning, likewise
     drain_seconds    after SIGTERM, how long running requests may take
     max_stored_responses
                      responses that the server stores for each API key, for `/v1/responses`; 0 stores none
@@ -49,6 +53,8 @@ class HttpOptions:
     strict: bool = False
     access_log: bool = False
     log_format: LogFormat = "text"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     drain_seconds: int = 30
     max_stored_responses: int = 1000
     max_body: int = 16 << 20

@@ -6,6 +6,7 @@ from time import time
 from starlette.requests import Request
 
 from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.chat_form import ChatForm
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
@@ -18,6 +19,7 @@ class Serving:
 
     since       when the server started, as seconds since 1970
     responses   the ended responses of `/v1/responses`
+    chat_form   how the model's messages are parsed. OptionError if the options name an unknown parser
     """
 
     llm: AsyncLLM
@@ -26,9 +28,11 @@ class Serving:
     draining: bool = False
     since: int = field(default_factory=lambda: int(time()))
     responses: ResponseStore = field(init=False)
+    chat_form: ChatForm = field(init=False)
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.options.max_stored_responses)
+        self.chat_form = ChatForm.of(self.llm.model, self.options)
 
     @property
     def ready(self) -> bool:

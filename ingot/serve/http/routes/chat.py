@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,12 +16,16 @@ from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, 
 from ingot.serve.http.beam_search import request_params
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
+from ingot.serve.http.chat_tools import calls_allowed, check_tools_served, read_tools
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from ingot.serve.http.parsed_deltas import DeltaToolCall, MessagePart, ParsedMessage, ToolCall
 from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room
 from ingot.serve.http.serving import Serving, serving_of
+from ingot.serve.parsers.events import Parser
+from ingot.serve.parsers.machine import Tools
 
 router = APIRouter()
 _encode = msgspec.json.Encoder().encode
@@ -38,25 +43,29 @@ class ChatFields(SamplingFields, kw_only=True):
     echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    # Refused unless neutral.
-    chat_template: str | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    # Refused unless neutral.
+    chat_template: str | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     # No effect on the output.
-    parallel_tool_calls: bool | None = None
     verbosity: str | None = None
 
 
 class AnswerMessage(msgspec.Struct):
-    """The assistant's message."""
+    """The assistant's message. The reasoning has both of its names among clients."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -64,6 +73,9 @@ class DeltaMessage(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[DeltaToolCall] | None = None
 
 
 class ChatChoice(msgspec.Struct, omit_defaults=True):
@@ -108,24 +120,30 @@ async def create_chat_completion(request: Request) -> Response:
     fields = await read_fields(request, ChatFields, serving.options)
     model_name = serving.model_name(fields.model)
     _check(fields)
-    prompt = await chat_prompt(request, serving, fields.messages, _chat_options(fields), fields)
-    answer = _ChatAnswer(answer_id("chatcmpl", request, fields), model_name, fields, prompt)
+    tools = _tools(fields, serving)
+    prompt = await chat_prompt(request, serving, fields.messages, _chat_options(fields, tools), fields)
+    answer = _ChatAnswer(answer_id("chatcmpl", request, fields), model_name, fields, prompt, tools)
     return await respond(request, answer.generation(serving), answer, stream=fields.stream)
 
 
 class _ChatAnswer(Answer):
     """Writes the answer to a checked request: whole, or as events."""
 
-    def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt) -> None:
+    def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt, tools: Tools) -> None:
         self._id, self._model_name, self._created = answer_id, model_name, int(time.time())
         self._fields, self._prompt, self._stream = fields, prompt, stream_options(fields)
         self._top = (fields.top_logprobs or 0) if fields.logprobs else None
-        self._begun: set[int] = set()  # indexes of choices that have had their first chunk
+        self._tools = tools
+        self._messages: dict[int, ParsedMessage] = {}  # by the index of the choice, those that have begun
 
     def generation(self, serving: Serving) -> Generation:
         """Send the prompt to the engine. Raises what `Generation` raises, and errors of the sampling fields."""
         fields, model = self._fields, serving.llm.model
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+        self._form = serving.chat_form
+        self._parses = self._parser() is not None
+        if self._parses and self._form.needs_special:
+            fields = msgspec.structs.replace(fields, skip_special_tokens=False)
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
         params = request_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
         streams = bool(fields.stream)
@@ -156,15 +174,17 @@ class _ChatAnswer(Answer):
         """Return the events for deltas: for each choice first one with the role, then its parts."""
         events: list[bytes] = []
         for delta in deltas:
-            if delta.index not in self._begun:
-                self._begun.add(delta.index)
+            if delta.index not in self._messages:
                 message = DeltaMessage("assistant", "")
                 events.append(self._event([ChatChunkChoice(delta.index, message, None, None)]))
                 if self._fields.echo:
                     message = DeltaMessage(content=self._last_content())
                     events.append(self._event([ChatChunkChoice(delta.index, message, None, None)]))
-            usage = usage_of(self._generation) if self._stream.continuous_usage_stats else None
-            events.append(self._event([self._chunk(delta)], usage))
+            parsed = self._message(delta.index)
+            part = parsed.part_of(delta)
+            if self._shows(delta, part):
+                usage = usage_of(self._generation) if self._stream.continuous_usage_stats else None
+                events.append(self._event([self._chunk(delta, parsed, part)], usage))
         return b"".join(events)
 
     def last_events(self) -> bytes:
@@ -176,22 +196,52 @@ class _ChatAnswer(Answer):
         return event(_encode(chunk))
 
     def _choice(self, delta: Delta) -> ChatChoice:
-        content = self._last_content() + delta.text if self._fields.echo else delta.text
+        parsed = self._message(delta.index)
+        part = parsed.part_of(delta)
+        content = self._last_content() + part.content if self._fields.echo else part.content
+        message = AnswerMessage("assistant", content)
+        if part.reasoning:
+            message.reasoning = message.reasoning_content = part.reasoning
+        if part.calls:
+            message.tool_calls = part.whole_calls()
+        if not content and (part.reasoning or part.calls):
+            message.content = None
         return ChatChoice(
             delta.index,
-            AnswerMessage("assistant", content),
+            message,
             self._logprobs(delta),
-            delta.finish_reason,
+            parsed.finish_reason(delta),
             delta.stop_reason,
             delta.token_ids if self._fields.return_token_ids else None,
         )
 
-    def _chunk(self, delta: Delta) -> ChatChunkChoice:
+    def _parser(self) -> Parser | None:
+        return self._form.parser(self._tools, self._prompt.text, continues=bool(self._fields.continue_final_message))
+
+    def _message(self, index: int) -> ParsedMessage:
+        """Return the message of a choice, which begins with its first delta."""
+        if index not in self._messages:
+            self._messages[index] = ParsedMessage(
+                self._parser(),
+                self._form.new_call_id,
+                with_reasoning=self._fields.include_reasoning is not False,
+                several=self._fields.parallel_tool_calls is not False,
+            )
+        return self._messages[index]
+
+    def _shows(self, delta: Delta, part: MessagePart) -> bool:
+        """Return whether a delta makes a chunk. Without anything new for the client, it makes none."""
+        new = part.content or part.reasoning or part.calls or delta.finish_reason is not None
+        return bool(new) or self._top is not None or bool(self._fields.return_token_ids) or not self._parses
+
+    def _chunk(self, delta: Delta, parsed: ParsedMessage, part: MessagePart) -> ChatChunkChoice:
+        content = part.content if part.content or not (part.reasoning or part.calls) else None
+        reasoning = part.reasoning or None
         return ChatChunkChoice(
             delta.index,
-            DeltaMessage(content=delta.text),
+            DeltaMessage(None, content, reasoning, reasoning, part.calls or None),
             self._logprobs(delta),
-            delta.finish_reason,
+            parsed.finish_reason(delta),
             delta.token_ids if self._fields.return_token_ids else None,
             delta.stop_reason,
         )
@@ -214,18 +264,30 @@ def _check(fields: ChatFields) -> None:
     checked(400, "top_logprobs", top, not top or bool(fields.logprobs), "logprobs = true with top_logprobs")
     if fields.chat_template is not None:
         raise HttpError(400, "a request may not bring a chat template; leave it out", param="chat_template")
-    tools = fields.tools or fields.functions
-    if tools and "none" not in (fields.tool_choice, fields.function_call):
-        raise HttpError(400, "tools are not supported yet; leave them out, or send tool_choice none", param="tools")
+    if fields.functions and fields.function_call != "none":
+        raise HttpError(400, "functions are an old form of tools; send tools", param="functions")
     if fields.audio is not None or fields.modalities not in (None, ["text"]):
         raise HttpError(400, "this model makes text only; leave audio and modalities out", param="modalities")
 
 
-def _chat_options(fields: ChatFields) -> ChatOptions:
+def _tools(fields: ChatFields, serving: Serving) -> Tools:
+    """Return the functions that the model may call; none with tool_choice "none". Raises HttpError."""
+    tools = read_tools(fields.tools or ())
+    if not calls_allowed(fields.tool_choice) or not tools:
+        return {}
+    if serving.llm.model.has_chat_template:  # else rendering says what is missing
+        form = serving.chat_form
+        check_tools_served(has_parser=form.output.tools is not None, reads_tools=form.reads_tools)
+    return tools
+
+
+def _chat_options(fields: ChatFields, tools: Tools) -> ChatOptions:
     continues = bool(fields.continue_final_message)
     begins = fields.add_generation_prompt
     variables: dict[str, Any] = {}
     if fields.reasoning_effort is not None:
         variables["reasoning_effort"] = fields.reasoning_effort
     variables |= fields.chat_template_kwargs or {}
-    return ChatOptions(not continues if begins is None else begins, continues, None, variables)
+    return ChatOptions(
+        not continues if begins is None else begins, continues, fields.tools if tools else None, variables
+    )
