@@ -42,7 +42,7 @@ def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     modules += ["ingot.backends.table", "ingot.runtime.engine", "ingot.runtime.loader"]
     modules += [f"ingot.serve.{name}" for name in ("async_llm", "llm", "set_up")]
     modules += [f"ingot.serve.engine.{name}" for name in ("__init__", "client", "process")]
-    modules += [f"ingot.serve.http.{name}" for name in ("__init__", "part")]
+    modules += [f"ingot.serve.{folder}.{name}" for folder in ("http", "parsers") for name in ("__init__", "part")]
     files = {name: folder / (name.replace(".", "/") + ".py") for name in modules}
     for path in files.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +76,7 @@ ALLOWED = [
     ("ingot.serve.part", "ingot.runtime.part"),
     ("ingot.serve.part", "ingot.hub.__init__"),
     ("ingot.serve.http.part", "ingot.serve.async_llm"),
+    ("ingot.serve.http.part", "ingot.serve.parsers.part"),
     ("ingot.serve.async_llm", "ingot.serve.engine.client"),
     ("ingot.serve.engine.process", "ingot.serve.llm"),
     ("ingot.bench.part", "ingot.serve.part"),

@@ -86,7 +86,7 @@ class LLM(RefusedMethods):
 
     @cached_property
     def model_config(self) -> "ModelConfig":
-        """What the model is: its length, dtype, vocabulary, and whether it pools."""
+        """Facts about the model: its length, dtype, vocabulary, and whether it pools."""
         from ingot.vllm_api.model_config import model_config
 
         return model_config(self._llm)

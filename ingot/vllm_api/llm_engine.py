@@ -44,7 +44,7 @@ class LLMEngine(RefusedMethods):
 
     @property
     def model_config(self) -> "ModelConfig":
-        """What the model is: its length, dtype and vocabulary."""
+        """Facts about the model: its length, dtype and vocabulary."""
         from ingot.vllm_api.model_config import model_config
 
         return model_config(self._llm)

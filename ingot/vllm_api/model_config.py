@@ -9,7 +9,7 @@ from ingot.serve.llm import LLM
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a loaded model is.
+    """Facts about a loaded model.
 
     model           the artifact's folder
     max_model_len   the most tokens of a sequence, prompt and output together

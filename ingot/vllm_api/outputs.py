@@ -26,7 +26,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """What a model has pooled from a prompt, as a tensor of float32 on the CPU: its embedding vector, or the
+    """The pooled result of a prompt, as a tensor of float32 on the CPU: its embedding vector, or the
     probabilities of classes."""
 
     data: "torch.Tensor"

@@ -10,7 +10,7 @@ from ingot.serve.engine.messages import Delta, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is new of the request `key`, and whether all its sequences have ended."""
+    """The new part of the output of request `key`; `finished` says whether all its sequences have ended."""
 
     key: int
     deltas: list[Delta]

@@ -1,4 +1,4 @@
-"""Wake the callers for whom deltas wait: few in each pass of the event loop, so that the loop stays responsive."""
+"""Wake callers that have waiting deltas: few in each pass of the event loop, so that the loop stays responsive."""
 
 import asyncio
 from collections import deque
