@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from ingot.ir.errors import IngotError, RequestError
+from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.runtime.beam_search_params import BeamSearchParams
 from ingot.runtime.beams import BeamSearch, BeamSearchOutput, check_room
 from ingot.runtime.chat.template import ChatOptions
+from ingot.runtime.given_numbers import as_integer
 from ingot.runtime.growing import SoFar
 from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from ingot.runtime.pooling_params import PoolingParams
@@ -21,6 +22,9 @@ from ingot.serve.engine.client import EngineClient, EngineLimits
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
 from ingot.serve.engine.options import ENGINE_OPTIONS
+from ingot.serve.engine.place import find_places
+from ingot.serve.engine.replicas import Replicas
+from ingot.serve.engine.served_engine import ServedEngine
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
 from ingot.serve.find_artifact import find_artifact
@@ -36,7 +40,9 @@ class AsyncLLM:
     `model` and `revision` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is a Jinja file
     that replaces the model's chat template. `generation_config` says where the sampling parameters of requests without
     any come from: "auto" is the model, "none" no file, else it is a folder with a generation_config.json.
-    `limits` bounds the queue and the restarts of the engine. `options` are the other arguments of `LLM`.
+    `limits` bounds the queue and the restarts of the engine. `replicas` is the number of engine processes, each with a
+    GPU of its own, or with a share of the cores; requests with a common prefix go to the same one. `options` are the
+    other arguments of `LLM`.
 
         async with AsyncLLM("build/pico.ingot") as llm:
             async for output in llm.generate("def f", SamplingParams(max_tokens=8), "request-0"):
@@ -54,6 +60,7 @@ class AsyncLLM:
         chat_template: Path | None = None,
         generation_config: str = OF_MODEL,
         limits: EngineLimits | None = None,
+        replicas: int = 1,
         **options: Any,
     ) -> None:
         compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
@@ -64,7 +71,7 @@ class AsyncLLM:
         if (longest := options.get("max_model_len")) is not None:  # the engine refuses a bad one
             self.model = replace(self.model, max_seq_len=longest)
         engine_options = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
-        self.engine = EngineClient(self.model.artifact, engine_options, limits or EngineLimits())
+        self.engine = make_engine(self.model, engine_options, limits or EngineLimits(), replicas)
         self._threads = TextThreads()
         self._open: dict[str, DeltaStream] = {}
 
@@ -216,6 +223,21 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Return False if requests run, and nothing has changed. Raises EngineDeadError."""
         return await self.engine.reset_prefix_cache()
+
+
+def make_engine(model: ServedModel, options: dict[str, Any], limits: EngineLimits, replicas: int) -> ServedEngine:
+    """Return the engines of a model, which are not started yet: one, or several replicas.
+
+    options   the arguments of `LLM` that each engine gets
+
+    Raises OptionError if `replicas` is no positive integer, or if there are fewer GPUs, or cores, than replicas.
+    """
+    if as_integer(replicas) is None or replicas < 1:
+        raise OptionError(f"replicas is {replicas!r:.80}", expected="an integer of at least 1")
+    if replicas == 1:
+        return EngineClient(model.artifact, options, limits)
+    places = find_places(replicas, model.facts["target"]["device"])
+    return Replicas(model.artifact, options, limits, places, int(model.facts["model"]["page_size"]))
 
 
 class _Growing:

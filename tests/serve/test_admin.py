@@ -207,7 +207,7 @@ def test_sleep_ends_the_engine_and_waking_starts_another(operated: Operated, lev
     assert len(EngineThread.started) == before + 1
     assert operated.server.complete(temperature=0, max_tokens=5).json()["choices"] == expected
     operated.order("/wake_up")
-    assert 'ingot:engine_restarts_total{model_name="tiny"} 0.0' in operated.server.http.get("/metrics").text
+    assert 'ingot:engine_restarts_total{engine="0",model_name="tiny"} 0.0' in operated.server.http.get("/metrics").text
 
 
 def test_the_prefix_cache_is_emptied(operated: Operated) -> None:

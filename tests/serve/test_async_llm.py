@@ -16,6 +16,7 @@ from ingot.ir.errors import EngineDeadError, OptionError, QueueFullError, Reques
 from ingot.serve.engine import client
 from ingot.serve.engine.client import EngineLimits
 from ingot.serve.engine.messages import Ready, frame
+from ingot.serve.engine.place import Place
 
 pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.usefixtures("engine_thread")]
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
@@ -166,7 +167,7 @@ def test_an_engine_that_hangs_is_killed(chat_artifact: Path, monkeypatch: pytest
     """The first engine reads no message and sends only that it is ready."""
 
     class Hanging:
-        def __init__(self, connection: socket.socket) -> None:
+        def __init__(self, connection: socket.socket, place: Place) -> None:
             self._connection = connection.dup()
             self._connection.sendall(frame(Ready(8, {})))
 
@@ -177,7 +178,7 @@ def test_an_engine_that_hangs_is_killed(chat_artifact: Path, monkeypatch: pytest
             pass
 
     engines = iter((Hanging, EngineThread))
-    monkeypatch.setattr(client, "start_process", lambda connection: next(engines)(connection))
+    monkeypatch.setattr(client, "start_process", lambda connection, place: next(engines)(connection, place))
 
     async def body(llm: AsyncLLM) -> None:
         generator = llm.generate("a", LONG)

@@ -51,6 +51,7 @@ def serve_model(
     admin_port: int | None = None,
     admin_key: str = "",
     profile_dir: Path | None = None,
+    replicas: int = 1,
     max_queue: int = 4096,
     max_stored_responses: int = 1000,
     memory: int | None = None,
@@ -130,6 +131,9 @@ def serve_model(
         The key of --admin-port. Default: the variable INGOT_ADMIN_KEY.
     profile_dir
         The folder of profiles that operators record.
+    replicas
+        Engine processes, each with a GPU of its own, or with a share of the cores. Requests with a common prefix go to
+        the same one.
     max_queue
         Sequences that may wait; further requests get the status 429.
     max_stored_responses
@@ -159,6 +163,7 @@ def serve_model(
         raise OptionError(f"--port is {port}", expected="0 to 65535")
     least_values = (
         ("--drain-seconds", drain_seconds, 0),
+        ("--replicas", replicas, 1),
         ("--max-queue", max_queue, 1),
         ("--max-stored-responses", max_stored_responses, 0),
         ("--read-seconds", read_seconds, 0.01),
@@ -209,6 +214,7 @@ def serve_model(
         chat_template=chat_template,
         generation_config=generation_config,
         limits=EngineLimits(max_waiting=max_queue),
+        replicas=replicas,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_model_len=max_model_len,

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +39,8 @@ from ingot.serve.engine.messages import (
     Vector,
     VectorKind,
 )
+from ingot.serve.engine.place import ANYWHERE, Place
+from ingot.serve.engine.sent_request import SentRequest
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.wakeups import Wakeups
 
@@ -60,10 +64,11 @@ class EngineLimits:
     step_timeout: float = 300.0
 
 
-def start_process(connection: socket.socket) -> "subprocess.Popen[bytes]":
+def start_process(connection: socket.socket, place: Place) -> "subprocess.Popen[bytes]":
     """Start an engine process that serves the requests of `connection`, one end of a socket pair."""
     return subprocess.Popen(
-        [sys.executable, "-m", "ingot.serve.engine.process", str(connection.fileno())],
+        [sys.executable, "-m", "ingot.serve.engine.process", str(connection.fileno()), *place.arguments],
+        env={**os.environ, **place.variables},
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches only the server
@@ -80,25 +85,43 @@ class EngineClient:
     timings       the seconds of each phase of the last start, as in `LLM.timings`
     options       the arguments of `LLM` that the engine gets; limits: those of this client
     max_num_seqs  sequences that a step can hold; 0 before the first start
+    num_sequences
+                  sequences of all requests that have not ended
     vectors       what the model's vectors are; None for a model that generates tokens, and before the first start
     paused        whether the engine runs no steps until it is resumed; a restarted engine is paused again
+    emptied       how often the prefix cache has become empty
+    index         the number of this engine among the replicas; place: what its process runs on
+
+    `rescue` is called when the engine has ended by itself, with the requests that had not begun. It returns those that
+    end with EngineDeadError; another engine has taken the others.
     """
 
-    def __init__(self, artifact: Path, options: dict[str, Any], limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        artifact: Path,
+        options: dict[str, Any],
+        limits: EngineLimits,
+        *,
+        index: int = 0,
+        place: Place = ANYWHERE,
+        rescue: Callable[[Sequence[SentRequest]], Sequence[SentRequest]] = lambda requests: requests,
+    ) -> None:
         self.state: State = "starting"
         self.stats = Stats()
         self.restarts = 0
         self.timings: dict[str, float] = {}
         self.vectors: VectorKind | None = None
         self.paused = False
+        self.emptied = 0
+        self.index, self.place = index, place
         self.options = options
         self._start = Start(str(artifact), options)
         self.limits = limits
         self.max_num_seqs = 0
         self._keys = itertools.count(1)
-        # By key: the stream or the answer, and the number of sequences.
-        self._streams: dict[int, tuple[DeltaStream | VectorAnswer, int]] = {}
-        self._num_sequences = 0
+        self._rescue = rescue
+        self._requests: dict[int, SentRequest] = {}  # by key
+        self.num_sequences = 0
         self._wakeups = Wakeups()
         self._connection: EngineConnection | None = None
         self._resets: deque[asyncio.Future[bool]] = deque()
@@ -117,16 +140,21 @@ class EngineClient:
         while self.state == "starting":
             await self.state_change()
         if self.state != "ready":
-            raise self._error or self._dead()
+            raise self._error or self.not_ready()
 
-    async def state_change(self) -> None:
-        """Wait until `state` changes."""
-        await self._changed.wait()
+    def state_change(self) -> Coroutine[Any, Any, object]:
+        """Wait until `state` differs from what it was at this call."""
+        return self._changed.wait()
+
+    @property
+    def engines(self) -> tuple["EngineClient", ...]:
+        """Return all engines that serve the model: this one."""
+        return (self,)
 
     @property
     def num_unfinished(self) -> int:
         """Return the number of requests that have not ended."""
-        return len(self._streams)
+        return len(self._requests)
 
     def add(
         self,
@@ -145,9 +173,10 @@ class EngineClient:
         """
         key = next(self._keys)
         self.check_room(num_sequences)
-        stream_of = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups)
-        self._send_request(Add(key, prompt_ids, params, stream, priority, cache_salt), key, stream_of, num_sequences)
-        return stream_of
+        answer = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups, self.index)
+        message = Add(key, prompt_ids, params, stream, priority, cache_salt)
+        self._send_request(SentRequest(message, answer, num_sequences))
+        return answer
 
     def pool(
         self, prompt_ids: list[int], params: dict[str, Any], *, priority: int = 0, cache_salt: str | None = None
@@ -158,35 +187,41 @@ class EngineClient:
         """
         key = next(self._keys)
         self.check_room(1)
-        answer = VectorAnswer(lambda: self._abort(key))
-        self._send_request(Pool(key, prompt_ids, params, priority, cache_salt), key, answer, 1)
+        answer = VectorAnswer(lambda: self._abort(key), self.index)
+        self._send_request(SentRequest(Pool(key, prompt_ids, params, priority, cache_salt), answer, 1))
         return answer
+
+    def adopt(self, request: SentRequest) -> None:
+        """Serve a request that another engine had not begun. Its caller notices nothing. Raises as `add`."""
+        key = next(self._keys)
+        self.check_room(request.num_sequences)
+        self._send_request(request.renumbered(key))
+        request.answer.move(lambda: self._abort(key), self.index)
+
+    @property
+    def most_sequences(self) -> int:
+        """Return how many sequences may run or wait at once."""
+        return self.limits.max_waiting + self.max_num_seqs
 
     def check_room(self, num_sequences: int) -> None:
         """Raise EngineDeadError if no engine is ready, QueueFullError if so many further sequences do not fit."""
         if self.state != "ready" or self._connection is None:
-            raise self._dead()
-        most = self.limits.max_waiting + self.max_num_seqs
-        if self._num_sequences + num_sequences > most:
-            raise QueueFullError(
-                f"{self._num_sequences} sequences run or wait, and {num_sequences} more do not fit",
-                expected=f"at most {most}",
-                hint="try again later, or send fewer at once",
-            )
+            raise self.not_ready()
+        check_queue(self.num_sequences, num_sequences, self.most_sequences)
 
-    def _send_request(self, message: Message, key: int, answer: DeltaStream | VectorAnswer, num_sequences: int) -> None:
+    def _send_request(self, request: SentRequest) -> None:
         # Before the request is counted, so that a message that cannot be encoded leaves no trace. Answers come in
         # a later pass of the event loop.
-        self._send(message)
-        if not self._streams:
+        self._send(request.message)
+        if not self._requests:
             self._last_sign = time.monotonic()
-        self._streams[key] = answer, num_sequences
-        self._num_sequences += num_sequences
+        self._requests[request.message.key] = request
+        self.num_sequences += request.num_sequences
 
     def _send(self, message: Message) -> None:
         """Send a message to the engine. Raises EngineDeadError if none is ready."""
         if self.state != "ready" or self._connection is None:
-            raise self._dead()
+            raise self.not_ready()
         self._connection.send(message)
 
     async def reset_prefix_cache(self) -> bool:
@@ -210,7 +245,7 @@ class EngineClient:
         """End the engine process until `wake`, and return when its memory is free. Requests in flight end with
         EngineDeadError. Raises EngineDeadError if no engine is ready."""
         if self.state != "ready" or self._connection is None:
-            raise self._dead()
+            raise self.not_ready()
         self._awake.clear()
         self._stopped.clear()
         self._become("sleeping")
@@ -242,7 +277,8 @@ class EngineClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _dead(self) -> EngineDeadError:
+    def not_ready(self) -> EngineDeadError:
+        """Return the error of a request while no engine is ready."""
         what = {"starting": "is starting", "sleeping": "sleeps"}.get(self.state, "has ended")
         return EngineDeadError(f"the engine {what}", expected="a ready engine", hint="try again later")
 
@@ -250,10 +286,11 @@ class EngineClient:
         if self._forget(key) and self._connection is not None:
             self._connection.send(Abort(key))
 
-    def _forget(self, key: int) -> DeltaStream | VectorAnswer | None:
-        stream, num_sequences = self._streams.pop(key, (None, 0))
-        self._num_sequences -= num_sequences
-        return stream
+    def _forget(self, key: int) -> SentRequest | None:
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self.num_sequences -= request.num_sequences
+        return request
 
     async def _supervise(self) -> None:
         """Run engines until the client closes, or until they die too often."""
@@ -278,7 +315,7 @@ class EngineClient:
                 await self._awake.wait()
                 continue
             self._become("starting")
-            self._fail_all()
+            self._lose_all()
             now = time.monotonic()
             deaths.append(now)
             while deaths[0] < now - self.limits.within:
@@ -294,7 +331,7 @@ class EngineClient:
         """Start an engine, and return when it has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = start_process(theirs)
+            process = start_process(theirs, self.place)
         self._connection = connection = await EngineConnection.open(ours, self._take)
         connection.send(self._start)
         self._last_sign = time.monotonic()
@@ -309,13 +346,23 @@ class EngineClient:
 
     def _kill_if_hung(self, process: "subprocess.Popen[bytes]") -> None:
         silent = time.monotonic() - self._last_sign
-        if self.state == "ready" and not self.paused and self._streams and silent > self.limits.step_timeout:
+        if self.state == "ready" and not self.paused and self._requests and silent > self.limits.step_timeout:
             log.error("the engine has completed no step for %d s; killing it", silent)
             process.kill()
 
+    def _lose_all(self) -> None:
+        """End all requests because the engine has ended, but for those that had not begun and that others take."""
+        waiting = [request for request in self._requests.values() if not request.answer.begun]
+        for request in waiting:
+            self._forget(request.message.key)
+        for request in self._rescue(waiting):
+            request.answer.fail(_ended())
+        self._fail_all()
+
     def _fail_all(self) -> None:
         """End all requests and orders with EngineDeadError, because the engine has ended."""
-        error = EngineDeadError("the engine ended while the request ran", hint="send the request again")
+        self.emptied += 1
+        error = _ended()
         self.fail_all(error)
         while self._resets:
             answer = self._resets.popleft()
@@ -328,19 +375,20 @@ class EngineClient:
 
     def fail_all(self, error: IngotError) -> None:
         """End all requests with an error. A running engine aborts them."""
-        for key in list(self._streams):
-            stream = self._forget(key)
-            assert stream is not None
-            stream.fail(error)
+        for key in list(self._requests):
+            request = self._forget(key)
+            assert request is not None
+            request.answer.fail(error)
             if self.state == "ready" and self._connection is not None:
                 self._connection.send(Abort(key))
 
     def _deliver(self, part: Delta | Vector) -> None:
         """Give a delta or a vector to its request."""
-        stream, _ = self._streams.get(part.key, (None, 0))
-        if stream is not None:  # otherwise it was aborted while this part was on its way
-            stream.put(part)  # type: ignore[arg-type]  # the engine answers `Add` with deltas, and `Pool` with a vector
-            if stream.ended:
+        request = self._requests.get(part.key)
+        if request is not None:  # otherwise it was aborted while this part was on its way
+            answer = request.answer
+            answer.put(part)  # type: ignore[arg-type]  # the engine answers `Add` with deltas, and `Pool` with a vector
+            if answer.ended:
                 self._forget(part.key)
 
     def _take(self, message: ToServer) -> None:
@@ -354,9 +402,9 @@ class EngineClient:
                 for vector in vectors:
                     self._deliver(vector)
             case Refused(key, error):
-                stream = self._forget(key)
-                if stream is not None:
-                    stream.fail(decode_error(error))
+                request = self._forget(key)
+                if request is not None:
+                    request.answer.fail(decode_error(error))
             case Ready(max_num_seqs, timings, vectors):
                 self.max_num_seqs, self.timings, self.vectors = max_num_seqs, timings, vectors
                 self._become("ready")
@@ -366,6 +414,7 @@ class EngineClient:
                 self._error = decode_error(error)
                 log.error("the engine failed: %s", self._error)
             case PrefixCacheReset(done):
+                self.emptied += int(done)
                 answer = self._resets.popleft()
                 if not answer.done():
                     answer.set_result(done)
@@ -383,3 +432,17 @@ class EngineClient:
             answer.set_result(None)
         else:
             answer.set_exception(decode_error(error))
+
+
+def check_queue(present: int, further: int, most: int) -> None:
+    """Raise QueueFullError if `further` sequences do not fit, because `present` ones run or wait, of at most `most`."""
+    if present + further > most:
+        raise QueueFullError(
+            f"{present} sequences run or wait, and {further} more do not fit",
+            expected=f"at most {most}",
+            hint="try again later, or send fewer at once",
+        )
+
+
+def _ended() -> EngineDeadError:
+    return EngineDeadError("the engine ended while the request ran", hint="send the request again")

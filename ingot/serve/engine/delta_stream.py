@@ -16,16 +16,19 @@ class DeltaStream:
     num_sequences   the n of the request
     on_leave        called once if the caller closes the stream before all sequences have ended
     wakeups         the queue of all waiting callers. The first deltas, errors and the caller's own closing pass it by.
+    engine          the number of the engine that serves the request
+    begun           whether a delta has come
     """
 
-    def __init__(self, num_sequences: int, on_leave: Callable[[], None], wakeups: Wakeups) -> None:
+    def __init__(self, num_sequences: int, on_leave: Callable[[], None], wakeups: Wakeups, engine: int = 0) -> None:
         self._waiting: dict[int, Delta] = {}
         self._open = set(range(num_sequences))
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._on_leave = on_leave
         self._wakeups = wakeups
-        self._begun = False
+        self.engine = engine
+        self.begun = False
 
     @property
     def ended(self) -> bool:
@@ -46,12 +49,16 @@ class DeltaStream:
             _merge(before, delta)
         if delta.finish_reason is not None:
             self._open.discard(delta.index)
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             self._wake()
         elif self._reader is not None:
             reader, self._reader = self._reader, None
             self._wakeups.add(reader)
+
+    def move(self, on_leave: Callable[[], None], engine: int) -> None:
+        """Let another engine serve the request, which has not begun."""
+        self._on_leave, self.engine = on_leave, engine
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, which the caller gets after the deltas that wait."""

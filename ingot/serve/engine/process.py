@@ -1,12 +1,14 @@
 """The engine process: load an artifact, then serve the requests of the server process, in one thread.
 
-    python -m ingot.serve.engine.process FD
+    python -m ingot.serve.engine.process FD [CORES]
 
-FD is the engine's end of a Unix socket pair. The process ends when the server closes the other end. It ignores SIGINT
-and SIGTERM: a service manager sends them to all processes of a service, and the server still drains its requests.
+FD is the engine's end of a Unix socket pair, and CORES are the cores that the process may use, as in "0,1". The process
+ends when the server closes the other end. It ignores SIGINT and SIGTERM: a service manager sends them to all processes
+of a service, and the server still drains its requests.
 """
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -48,6 +50,8 @@ log = logging.getLogger("ingot.engine")
 
 def main() -> None:
     """Serve the requests of the socket in the first argument until the server closes it. Exit with 1 on errors."""
+    if len(sys.argv) > 2:
+        os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(None, logging.WARNING)

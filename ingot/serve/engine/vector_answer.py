@@ -11,11 +11,16 @@ class VectorAnswer:
     calls of a `DeltaStream`.
 
     on_leave   called once if the caller closes the answer before the vector has come
+    engine     the number of the engine that serves the request
+    begun      False: the only part of an answer is the vector
     """
 
-    def __init__(self, on_leave: Callable[[], None]) -> None:
+    begun = False
+
+    def __init__(self, on_leave: Callable[[], None], engine: int = 0) -> None:
         self._result: asyncio.Future[Vector | None] = asyncio.get_running_loop().create_future()
         self._on_leave = on_leave
+        self.engine = engine
         self._error: Exception | None = None
 
     @property
@@ -32,6 +37,10 @@ class VectorAnswer:
         """Set the vector."""
         if not self.ended:
             self._result.set_result(vector)
+
+    def move(self, on_leave: Callable[[], None], engine: int) -> None:
+        """Let another engine serve the request."""
+        self._on_leave, self.engine = on_leave, engine
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, which the caller gets."""

@@ -96,7 +96,12 @@ def _reason(name: str) -> str:
 
 class BeamStream:
     """The results of a beam search as deltas, like those of a request that is not streamed: all at the end, one for
-    each sequence. The best sequence is number 0. It has the methods of a DeltaStream."""
+    each sequence. The best sequence is number 0. It has the methods of a DeltaStream.
+
+    engine   the number of the engine that metrics count the search for: the first one. Its tokens may come from several
+    """
+
+    engine = 0
 
     def __init__(self, llm: AsyncLLM, prompt: Prompt, wanted: BeamRequest, *, priority: int) -> None:
         self._running = llm.open_beam_search(prompt, wanted.search, priority=priority)

@@ -46,16 +46,19 @@ class Generation:
         self.prompts, self.params = prompts, params
         self.num_cached = self.num_tokens = 0
         self._streams: list[DeltaStream | BeamStream] = []
-        self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
+        self._times: list[_Times] = []
         self._first: tuple[int, list[Delta]] | None = None
         self._watching: asyncio.Task[None] | None = None
         add_to_span(self)
         try:
             for prompt, one in zip(prompts, params, strict=True):
+                own: DeltaStream | BeamStream
                 if isinstance(one, BeamRequest):
-                    self._streams.append(BeamStream(serving.llm, prompt, one, priority=priority))
+                    own = BeamStream(serving.llm, prompt, one, priority=priority)
                 else:
-                    self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
+                    own = serving.llm.submit(prompt, one, stream=stream, priority=priority)
+                self._streams.append(own)
+                self._times.append(_Times(serving.metrics, own, prompt, streamed=stream))
         except BaseException:
             self.close()
             raise
@@ -102,7 +105,7 @@ class Generation:
 
     def close(self) -> None:
         """Abort the requests that have not ended."""
-        for stream, times in zip(self._streams, self._times, strict=False):
+        for stream, times in zip(self._streams, self._times, strict=True):
             stream.close()
             times.end("error" if stream.failed else "abort")
         if self._watching is not None:
@@ -152,9 +155,10 @@ class _Times:
     """The metrics of one engine request. Only streamed requests have times of single tokens: the others get all their
     tokens at the end."""
 
-    def __init__(self, metrics: Metrics, prompt: Prompt, *, streamed: bool) -> None:
+    def __init__(self, metrics: Metrics, stream: DeltaStream | BeamStream, prompt: Prompt, *, streamed: bool) -> None:
         self._streamed = streamed
-        self._metrics = metrics
+        self._all_metrics, self._stream = metrics, stream
+        self._metrics = metrics.of_engine(stream.engine)
         self._prompt_len = len(prompt.token_ids)
         self._begin = self._last = time.monotonic()
         self._first: float | None = None
@@ -174,6 +178,7 @@ class _Times:
             return
         if self._first is None:
             self._first = now
+            self._metrics = self._all_metrics.of_engine(self._stream.engine)  # it may have moved before
             self._metrics.prompt_tokens.inc(self._prompt_len)
             if self._streamed:
                 self._metrics.first_token.observe(now - self._begin)

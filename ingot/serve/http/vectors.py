@@ -15,7 +15,7 @@ from ingot.serve.engine.messages import Vector, VectorKind
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.http.metrics import Metrics
+from ingot.serve.http.metrics import EngineMetrics
 from ingot.serve.http.pooling_fields import EncodingFields
 from ingot.serve.http.serving import Serving
 
@@ -84,9 +84,10 @@ async def compute_vectors(
         reason = "error" if any(answer.failed for answer in answers) else "abort"
         raise
     finally:
-        for answer in answers:
+        seconds = time.monotonic() - begin
+        for prompt, answer in zip(prompts, answers, strict=False):  # an error may have kept the last from being sent
             answer.close()
-        _count(serving.metrics, prompts, reason, time.monotonic() - begin)
+            _count(serving.metrics.of_engine(answer.engine), prompt, reason, seconds)
 
 
 @contextlib.asynccontextmanager
@@ -116,14 +117,13 @@ async def _finite(answer: VectorAnswer) -> Vector:
     return vector
 
 
-def _count(metrics: Metrics, prompts: Sequence[Prompt], reason: str, seconds: float) -> None:
-    """Count the end of the engine requests, which began and ended together."""
-    for prompt in prompts:
-        metrics.finished[reason].inc()
-        metrics.whole.observe(seconds)
-        metrics.prompt_lengths.observe(len(prompt.token_ids))
-        if reason == "stop":
-            metrics.prompt_tokens.inc(len(prompt.token_ids))
+def _count(metrics: EngineMetrics, prompt: Prompt, reason: str, seconds: float) -> None:
+    """Count the end of an engine request."""
+    metrics.finished[reason].inc()
+    metrics.whole.observe(seconds)
+    metrics.prompt_lengths.observe(len(prompt.token_ids))
+    if reason == "stop":
+        metrics.prompt_tokens.inc(len(prompt.token_ids))
 
 
 def check_encoding(fields: EncodingFields) -> None:

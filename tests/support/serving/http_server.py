@@ -91,7 +91,13 @@ class HttpServer(ServerClient):
         raise AssertionError(f"the server is not ready:\n{self.log.read_text()}")
 
     def engine_process(self) -> int:
-        """The process id of the engine: the server's child that runs the engine's module."""
+        """The process id of the engine."""
+        (engine,) = self.engine_processes()
+        return engine
+
+    def engine_processes(self) -> list[int]:
+        """The process ids of the engines: the server's children that run the engine's module."""
+        found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -99,8 +105,8 @@ class HttpServer(ServerClient):
             except OSError:
                 continue
             if parent == self.process.pid and b"ingot.serve.engine.process" in command:
-                return int(stat.parent.name)
-        raise AssertionError("no engine process")
+                found.append(int(stat.parent.name))
+        return sorted(found)
 
     def stop(self) -> int:
         """Ends the server as a service manager does. Returns its exit code."""

@@ -16,6 +16,7 @@ from http_server import START_SECONDS, ServerClient
 
 from ingot.serve.async_llm import AsyncLLM
 from ingot.serve.engine.client import EngineLimits
+from ingot.serve.engine.place import Place
 from ingot.serve.engine.process import serve_connection
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.server import Server
@@ -26,7 +27,8 @@ class EngineThread:
 
     started: ClassVar[list[EngineThread]] = []
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, place: Place) -> None:
+        self.place = place
         self._connection = connection.dup()
         self._thread = threading.Thread(target=serve_connection, args=(self._connection,), daemon=True)
         self._thread.start()

@@ -112,10 +112,10 @@ async def start_profile(request: Request) -> Response:
 
 @router.post("/stop_profile")
 async def stop_profile(request: Request) -> Response:
-    """End the recording, and return the path of its file, in Chrome's trace format."""
+    """End the recording, and return the path of its file, in Chrome's trace format. Each replica has a file."""
     _check_names(request)
-    path = await _operator(request).stop_profile()
-    return json_response({"status": "written", "path": str(path)})
+    paths = [str(path) for path in await _operator(request).stop_profile()]
+    return json_response({"status": "written", "path": paths[0], "paths": paths})
 
 
 def _operator(request: Request) -> Operator:

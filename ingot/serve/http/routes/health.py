@@ -29,8 +29,10 @@ async def ready(request: Request) -> Response:
 
 @router.get("/load")
 async def load(request: Request) -> Response:
-    """Return the number of unfinished requests, under vLLM's name."""
-    return json_response({"server_load": serving_of(request).llm.engine.num_unfinished})
+    """Return the number of unfinished requests, under vLLM's name, and with several replicas that of each."""
+    engine = serving_of(request).llm.engine
+    each = [one.num_unfinished for one in engine.engines]
+    return json_response({"server_load": sum(each), **({"replicas": each} if len(each) > 1 else {})})
 
 
 @router.get("/version")

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingot.serve.engine.client import EngineClient
 from ingot.serve.http.answers import json_response
 from ingot.serve.http.serving import Serving, serving_of
 
@@ -40,12 +41,25 @@ def _engine(serving: Serving) -> dict[str, Any]:
     return {
         "state": engine.state,
         "paused": engine.paused,
-        "restarts": engine.restarts,
-        "start_seconds": engine.timings,
+        "restarts": sum(one.restarts for one in engine.engines),
+        "start_seconds": engine.engines[0].timings,
         "max_num_seqs": engine.max_num_seqs,
         "task": task,
         "vector_size": None if vectors is None else vectors.width,
+        "replicas": [_replica(one) for one in engine.engines],
         "options": {name: value for name, value in engine.options.items() if value is not None},
+    }
+
+
+def _replica(engine: EngineClient) -> dict[str, Any]:
+    return {
+        "state": engine.state,
+        "place": engine.place.name,
+        "restarts": engine.restarts,
+        "start_seconds": engine.timings,
+        "unfinished": engine.num_unfinished,
+        "running": engine.stats.running,
+        "waiting": engine.stats.waiting,
     }
 
 
