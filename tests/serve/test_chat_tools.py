@@ -33,6 +33,8 @@ TEXT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 class Script:
     """Deltas in place of an engine's."""
 
+    engine = 0
+
     failed = False
 
     @property
