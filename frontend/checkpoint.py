@@ -164,7 +164,7 @@ def _no_config_hint(folder: Path) -> str:
     if (folder / "manifest.json").is_file():
         return "this is an artifact: it is compiled already"
     if (folder / "adapter_config.json").is_file():
-        return "this is an adapter: merge it into its base model, and use the merged checkpoint"
+        return "this is an adapter: compile its base model with --adapter and this folder"
     if gguf := [one for one in folder.iterdir() if one.suffix == ".gguf"]:
         return f"use the safetensors checkpoint that the GGUF files were made from: {name_files(gguf)}"
     return f"found there: {name_files(folder.iterdir())}"

@@ -30,6 +30,10 @@ class CheckpointError(IngotError):
     """A checkpoint whose files or tensors cannot be used."""
 
 
+class AdapterError(IngotError):
+    """A LoRA adapter whose files cannot be used, or that belongs to another base model."""
+
+
 class HubError(IngotError):
     """A checkpoint that the Hugging Face hub does not know, or does not let Ingot download."""
 

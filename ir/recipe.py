@@ -69,7 +69,7 @@ class Recipe:
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
-        if self.step in ("cast", "affine", "normalize"):
+        if self.step in ("cast", "affine", "normalize", "add"):
             return self.inputs[0].source_shapes(shape)
         if self.step == "quantize" and self.output == "weight":
             return self.inputs[0].source_shapes(find_format(str(self.attr("format"))).shape_of(shape))
@@ -95,9 +95,13 @@ class Recipe:
 
     def renamed(self, rename: Callable[[str], str]) -> "Recipe":
         """Return the recipe with each checkpoint tensor name replaced by `rename(name)`."""
+        return self.with_sources(lambda name: source(rename(name)))
+
+    def with_sources(self, make: "Callable[[str], Recipe]") -> "Recipe":
+        """Return the recipe with each step that reads a checkpoint tensor replaced by `make(name)`."""
         if self.step == "source":
-            return source(rename(str(self.attr("name"))))
-        return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
+            return make(str(self.attr("name")))
+        return replace(self, inputs=tuple(recipe.with_sources(make) for recipe in self.inputs))
 
     def shared_steps(self) -> frozenset["Recipe"]:
         """Return the steps of this recipe that have several results, such as quantize.
@@ -227,6 +231,12 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.double() @ right.double()).to(left.dtype)
 
 
+def _add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.shape != right.shape:
+        raise ValueError("the shapes differ")  # torch would repeat the smaller tensor
+    return left + right
+
+
 def _pad(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     dim, size = _int(attrs["dim"]), _int(attrs["size"])
     shape = list(tensor.shape)
@@ -257,6 +267,7 @@ STEPS: dict[str, Step] = {
     "affine": lambda args, attrs: _affine(args[0], attrs),
     "normalize": lambda args, attrs: _normalize(args[0]),
     "matmul": lambda args, attrs: _matmul(args[0], args[1]),
+    "add": lambda args, attrs: _add(args[0], args[1]),
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
     "split": lambda args, attrs: _split(args[0], attrs),
@@ -339,6 +350,11 @@ def normalize(recipe: Recipe) -> Recipe:
 
 def matmul(left: Recipe, right: Recipe) -> Recipe:
     return _recipe("matmul", left, right)
+
+
+def add(left: Recipe, right: Recipe) -> Recipe:
+    """Return a recipe that adds two tensors of equal shape."""
+    return _recipe("add", left, right)
 
 
 def table(**attrs: Attr) -> Recipe:

@@ -9,7 +9,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.formats import Format, find_format
 from ingot.ir.ops import Op, op_of
-from ingot.ir.program import named_arguments
+from ingot.ir.program import Program, named_arguments
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ def matmul_of(node: fx.Node) -> Matmul | None:
     bound = named_arguments(node)
     format = find_format(bound.get("format", "plain"))
     return Matmul(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
+
+
+def linear_sources(program: Program) -> frozenset[str]:
+    """Return the names of the checkpoint tensors that the weights of a program's linears are made of."""
+    matmuls = [found for node in program.calls() if (found := matmul_of(node)) is not None]
+    weights = {str(part.target) for one in matmuls for part in one.weight.parts.values() if part.op == "placeholder"}
+    return frozenset().union(*(program.params[name].recipe.sources() for name in weights & program.params.keys()))
 
 
 def _trimmed(args: list[Any]) -> list[Any]:

@@ -112,6 +112,7 @@ def compile_model(
     tuning_log: str | Path | Mapping[str, Any] | None = None,
     checkpoints: Mapping[str, str | Path] | None = None,
     keep_risky_fusions: bool = False,
+    adapter: str | Path | None = None,
     jobs: int | None = None,
     check_numerics: bool = False,
     progress: OnProgress = no_progress,
@@ -148,6 +149,7 @@ def compile_model(
       separately trained draft, by alias
     - `keep_risky_fusions`: also make fusions that would break the contract for rounding with these weights. Without it,
       the compile computes their calls separately and reports them
+    - `adapter`: a PEFT folder with a LoRA adapter, which is merged into the weights
     - `jobs`: the most compiler processes (default: the cores)
     - `check_numerics`: measure every pass against its numerics contract on sample inputs, and raise NumericsError if
       one breaks it
@@ -177,6 +179,7 @@ def compile_model(
             tuning_log=tuning_log,
             checkpoints=checkpoints,
             keep_risky_fusions=keep_risky_fusions,
+            adapter=adapter,
             progress=progress,
         )
         clock = _Clock(progress, {"hub": time.perf_counter() - begin} if request.origin else {})

@@ -16,11 +16,13 @@ from ingot.compile.timing.tuning_log import artifact_log, read_log
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, read_config
 from ingot.frontend.checkpoint_files import name_files
+from ingot.frontend.merge_adapter import ALIAS, adapter_checkpoint, merge_adapter
 from ingot.frontend.respelling import Respelling, nearest_respelling
 from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
 from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
+from ingot.ir.adapters.folder import Adapter, read_adapter
 from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import REQUEST, TIMINGS
@@ -58,6 +60,7 @@ class Request:
     - `limits`: the sequence length and step sizes
     - `decided`: calls whose backends a tuning log fixes. It is the log of the user, or of an artifact that is compiled
       again
+    - `adapter`: a LoRA adapter to merge into the weights
     - `options`: the arguments of `compile_model` as JSON values, with "auto" and defaults resolved. `Request.read` with
       them returns an equal request
     """
@@ -78,6 +81,7 @@ class Request:
     tuning_log: TuningLog | None
     keep_risky_fusions: bool = False
     decided: tuple[BackendTimes, ...] = ()
+    adapter: Adapter | None = None
 
     @staticmethod
     def read(
@@ -100,6 +104,7 @@ class Request:
         tuning_log: str | Path | Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, str | Path] | None = None,
         keep_risky_fusions: bool = False,
+        adapter: str | Path | None = None,
         progress: OnProgress = no_progress,
     ) -> "Request":
         """Read the checkpoint's configuration, check every option of `compile_model`, and return the request.
@@ -129,6 +134,7 @@ class Request:
         spec = read_spec(config, str(Path(source.folder) / "config.json"))
         _check_others(checkpoints or {}, spec)
         others = {alias: find_source(one, None, progress) for alias, one in (checkpoints or {}).items()}
+        merged = None if adapter is None else read_adapter(adapter)
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
         _check_dtype(spec, machine)
@@ -141,8 +147,11 @@ class Request:
         _check_limits(limits, spec)
         _check_budget(weight_budget)
         opened = Checkpoint.open(source.fetch(progress))
-        if others:
-            opened = opened.with_others({alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()})
+        further = {alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()}
+        if merged is not None:
+            further[ALIAS] = adapter_checkpoint(merged)
+        if further:
+            opened = opened.with_others(further)
         return Request(
             checkpoint=opened,
             origin=source.origin,
@@ -163,6 +172,7 @@ class Request:
                 "tuning_log": None if log is None else log.model_dump(mode="json"),
                 "checkpoints": {alias: _again(one) for alias, one in others.items()},
                 "keep_risky_fusions": keep_risky_fusions,
+                "adapter": None if merged is None else str(merged.folder.absolute()),
             },
             spec=spec,
             limits=limits,
@@ -177,6 +187,7 @@ class Request:
             tuning_log=log,
             keep_risky_fusions=keep_risky_fusions,
             decided=() if log is None else log.given_calls(),
+            adapter=merged,
         )
 
     @staticmethod
@@ -215,6 +226,8 @@ class Request:
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         set_cache_scales(model, read_cache_scales(self.checkpoint))
+        if self.adapter is not None:
+            merge_adapter(model, self.adapter, {name: info.shape for name, info in self.checkpoint.tensors.items()})
         definition = ARCHITECTURES[self.spec.architecture].definition
         params = model.params.values()
         consumed = frozenset().union(*(param.recipe.sources() for param in params))
@@ -265,8 +278,8 @@ class Request:
         `rounding` is the result of the method `rounding`. None means that it is computed.
         """
         # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
-        # the digests of the checkpoints.
-        left_out = ("target", "backend", "passes", "checkpoints")
+        # the digests of the checkpoints and of the adapter.
+        left_out = ("target", "backend", "passes", "checkpoints", "adapter")
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return request_document(
             self.checkpoint,

@@ -187,6 +187,7 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
         ("cast", [x], {"dtype": "f16" if seed == 1 else "bf16"}),
         ("normalize", [x], {}),
         ("matmul", [x[0], x[1].t().contiguous()], {}),
+        ("add", [x, x.flip(0).contiguous()], {}),
     ]
     for step, args, attrs in calls:
         found = STEPS[step](args, attrs)

@@ -40,6 +40,7 @@ def compile_checkpoint(
     tuning_log: str | None = None,
     checkpoints: str | None = None,
     keep_risky_fusions: Flag = False,
+    adapter: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -94,6 +95,8 @@ def compile_checkpoint(
         Further checkpoints that the model's definition needs, as in draft=CHECKPOINT, separated by commas.
     keep_risky_fusions
         Make every fusion, also those that `ingot check` reports as a risk with these weights.
+    adapter
+        A PEFT folder with a LoRA adapter. The compile merges it into the weights.
     jobs
         Number of compiler processes. Default: the number of cores.
     check_numerics
@@ -129,6 +132,7 @@ def compile_checkpoint(
             tuning_log=tuning_log,
             checkpoints=_folders(checkpoints),
             keep_risky_fusions=keep_risky_fusions,
+            adapter=adapter,
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,

@@ -192,6 +192,11 @@ def _matmul(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) ->
     return _beyond(found, wanted, slack + _unit(found.dtype) * np.abs(wanted))
 
 
+def _add(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    found, wanted = results[""], _double(args[0]) + _double(args[1])
+    return _beyond(found, wanted, _unit(found.dtype) * np.abs(wanted))
+
+
 def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     angles = np.outer(np.arange(int(attrs["positions"])), frequencies(attrs))
     wanted = np.concatenate([np.cos(angles), np.sin(angles)], -1) * float(attrs.get("attention_factor", 1.0))
@@ -289,6 +294,7 @@ _COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], s
     "affine": _affine,
     "normalize": _normalize,
     "matmul": _matmul,
+    "add": _add,
     "table": _table,
     "quantize": _quantize,
     "dequantize": _dequantize,
