@@ -76,6 +76,7 @@ CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (r.repeat(a, 0, 3), lambda: torch.cat([A[i : i + 1] for i in range(4) for _ in range(3)])),
     (r.affine(half, 1.0, 1.0), lambda: (HALF.float() + 1).bfloat16()),
     (r.affine(a, -0.5, 1e-3), lambda: A * -0.5 + 1e-3),
+    (r.add(a, r.affine(a, 2.0, 1.0)), lambda: A + (A * 2 + 1)),
     (r.normalize(half), lambda: (HALF.double() / HALF.double().square().sum(1, keepdim=True).sqrt()).bfloat16()),
     (r.normalize(r.affine(a, 0.0, 0.0)), lambda: torch.zeros(4, 6)),
     (r.matmul(half, square), lambda: (HALF.double() @ SQUARE.double()).bfloat16()),
