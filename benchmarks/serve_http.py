@@ -89,9 +89,8 @@ def main() -> None:
         except ChildError as error:
             missing[f"{asked.kind}_{number}" if asked.kind in missing else asked.kind] = str(error)
             print(f"{asked.kind} was not measured to the end: {error}", flush=True)
-        figures |= found
         if options.direct and asked.kind == "ingot":
-            found |= _added(figures, load)
+            found |= _added({**figures, **found}, load)
         figures |= found
         print_figures(found)
         _write(options, load, figures, missing)

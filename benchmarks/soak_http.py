@@ -1,4 +1,4 @@
-"""Soak a server over HTTP: minutes of mixed clients, some of them rude, and a check that nothing is kept or lost.
+"""Soak a server over HTTP: serve minutes of mixed clients, and check that nothing is kept or lost.
 
     python benchmarks/soak_http.py ARTIFACT --rate R [--seconds 600] [--clients 4] [--serve-options "…"] [--json FILE]
 
