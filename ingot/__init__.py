@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ingot.runtime.artifact import Artifact, open_artifact
     from ingot.runtime.beam_search_params import BeamSearchParams
     from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.grammar.params import StructuredOutputsParams
     from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.sampling_params import SamplingParams
@@ -37,6 +38,7 @@ _HOMES = {
     "PoolingParams": "ingot.runtime.pooling_params",
     "RequestOutput": "ingot.runtime.outputs",
     "SamplingParams": "ingot.runtime.sampling_params",
+    "StructuredOutputsParams": "ingot.runtime.grammar.params",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Target",
     "Verdict",
     "bisect",

@@ -9,7 +9,7 @@ import numpy as np
 from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features import Fed, PromptLogprobRows
 from ingot.ir.features.request_view import Array
-from ingot.runtime.edited_rows import changed_rows
+from ingot.runtime.edited_rows import MaskedRow, changed_rows
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.shared_prefixes import sharing_of
@@ -168,6 +168,9 @@ def build_step(
         inputs.fill(fed)
         inputs.stamp = stamp
     inputs.edits = changed_rows(tables.edited, sampled) if tables.edited else ()
+    inputs.masked, inputs.masks = (), None
+    if tables.num_masked:
+        inputs.masked = tuple(MaskedRow(one, one.row) for one in sampled if one.matcher is not None)
     inputs.recounts = tuple([_recount(chunk) for chunk in chunks if chunk.recounts])
     return StepBatch(step, tuple(decodes), tuple(chunks), sampled, inputs, scored, counts)
 

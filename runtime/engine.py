@@ -3,13 +3,15 @@
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.ir.errors import RequestError
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
+from ingot.runtime.grammar.compiled import Grammars
+from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.logit_edits import LogitEdits, edits_of
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.prompt import Prompt, PromptLike
@@ -22,6 +24,9 @@ from ingot.runtime.serving_loop import ServingLoop
 from ingot.runtime.spare_time import Work, nothing_to_do
 from ingot.runtime.stop_strings import StopStrings
 from ingot.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ingot.runtime.grammar.masks import Masks
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
     eos_token_ids   the model's end tokens; None: the tokenizer's
     seed            seeds the generator that draws a seed for each request without one, as in vLLM's `LLM(seed=0)`
     work            does work for later steps while the host is idle; its argument is how many seconds it may take
+    pin_memory      whether the masks of grammars are copied to a GPU
+    grammars        (attribute) the compiled grammars of requests
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
         eos_token_ids: Collection[int] | None = None,
         seed: int = 0,
         work: Work = nothing_to_do,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
         if eos_token_ids is None:
@@ -70,6 +78,9 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
         # Some configs name an end token outside the vocabulary: no model samples it, and min_tokens cannot ban it.
         self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
+        self.grammars = Grammars(tokenizer, vocab_size, self._eos_ids)
+        self._pin_memory = pin_memory
+        self._masks: Masks | None = None  # until the first step with a grammar
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -133,6 +144,9 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
                 self._check(request)
                 edits = self._edits(request)
             request.edits = edits
+            if params.structured_outputs is not None:
+                backend = self.grammars.matcher(params.structured_outputs)
+                request.matcher = Matcher(backend, self._eos_ids, goes_on=params.ignore_eos)
             if tokenizer is not None:
                 request.text = Detokenizer(tokenizer, params, prompt_ids, stops)
             sequences.append(GroupSequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
@@ -161,6 +175,20 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
                 expected="0, or another token that may be chosen",
             )
         return edits
+
+    def _prepare_ending(self, batch: StepBatch) -> list[Any]:
+        outputs = super()._prepare_ending(batch)
+        if batch.inputs.masked:
+            if self._masks is None:
+                from ingot.runtime.grammar.masks import Masks
+
+                rows, grammars = self._scheduler.config.max_batch, self.grammars
+                sizes = self._vocab_size, grammars.words, rows
+                self._masks = Masks(*sizes, grammars.surplus, pin_memory=self._pin_memory)
+            batch.inputs.masks, ended = self._masks.fill(batch.inputs.masked)
+            for request, end in ended:
+                outputs += self._end_alone(request, end)
+        return outputs
 
     def _read(self, handle: SampledStep) -> list[int]:
         return handle.tokens()

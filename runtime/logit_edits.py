@@ -25,11 +25,13 @@ class LogitEdits:
     parts   where the parts of a row of `edits` begin
     base    i32[words], a row without bans: the allowed tokens and the biases
     words   the bad words of several tokens; `base` contains those of one token
+    limits  whether `base` forbids any token
     """
 
     parts: EditParts
     base: Array
     words: tuple[tuple[int, ...], ...]
+    limits: bool
 
     def bans(self, output_ids: Sequence[int], *, in_flight: bool) -> Pairs:
         """Return the bans for the next token, as pairs (after, banned): `banned` may not follow the token `after`.
@@ -87,7 +89,7 @@ def edits_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer | Non
     base[parts.biased : parts.biased + len(biases)] = [token for token, _ in biases]
     values = np.array([bias for _, bias in biases], np.float32)
     base[parts.biases : parts.biases + len(biases)] = values.view(np.int32)
-    return LogitEdits(parts, base, tuple(word for word in words if len(word) > 1))
+    return LogitEdits(parts, base, tuple(word for word in words if len(word) > 1), not bool(allowed.all()))
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

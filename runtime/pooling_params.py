@@ -25,6 +25,7 @@ class PoolingParams:
     # tokens, and one result.
     penalizes: ClassVar[bool] = False
     edits_logits: ClassVar[bool] = False
+    structured_outputs: ClassVar[None] = None
     min_tokens: ClassVar[int] = 0
     max_tokens: ClassVar[int] = 1
     prompt_logprobs: ClassVar[None] = None

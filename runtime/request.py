@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.logit_edits import LogitEdits
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pooling_params import PoolingParams
@@ -91,6 +92,7 @@ class Request:
     given           the sequence's part of the caller's request
     seed            seeds the sequence's random numbers, together with the position
     edits           changes of its logits, such as biases; None: none
+    matcher         follows its output through its grammar; None: it has none
     text            turns the output into text and finds stop strings; None without a tokenizer
     rank            the place in the order of requests, lowest first; set when the sequence is queued
     max_total       the most tokens it may have, prompt and output together; set when the sequence is queued
@@ -121,6 +123,7 @@ class Request:
     given: Given
     seed: int = 0
     edits: LogitEdits | None = None
+    matcher: Matcher | None = None
     text: Detokenizer | None = None
     rank: tuple[int, int] = (0, 0)
     max_total: int = 0
@@ -158,9 +161,10 @@ class Request:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether speculative steps may run for it. Not with penalties or bad words of several tokens, which change
-        the logits after each token."""
-        return not (self.params.penalizes or (self.edits is not None and self.edits.words))
+        """Whether speculative steps may run for it. Not with penalties, a grammar or bad words of several tokens, which
+        change the logits after each token."""
+        changes = self.matcher is not None or (self.edits is not None and bool(self.edits.words))
+        return not (self.params.penalizes or changes)
 
     @property
     def finished(self) -> bool:

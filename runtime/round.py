@@ -20,7 +20,7 @@ class Round(StepLauncher):
         Raises StepMemoryError if the device has no memory for the step."""
         first, *others = self._entries
         handle = first.launch(inputs)
-        if not inputs.layout.late or not others:
+        if not inputs.ends_late or not others:
             for entry in others:
                 entry.launch(inputs)
             return handle

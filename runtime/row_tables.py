@@ -28,6 +28,7 @@ class RowTables:
     values        name of a sampling value -> its array
     rows_using    name of a sampling value -> the rows whose requests set it
     edited        the rows whose requests have logit edits, such as biases
+    num_masked    the number of rows whose requests have grammars
     version       an object that is replaced when sampling values or state slots change
     """
 
@@ -39,6 +40,7 @@ class RowTables:
         self.state_read = np.full(max_batch, -1, np.int32) if slots else None
         self.state_write = np.full(max_batch, -1, np.int32) if slots else None
         self.edited: dict[int, EditedRow] = {}
+        self.num_masked = 0
         self.version = object()
         self._declared = tables
         self.values: dict[str, Array] = {
@@ -54,6 +56,7 @@ class RowTables:
         self.version = object()
         if request.edits is not None:
             self.edited[row] = EditedRow(request)
+            self.num_masked += request.matcher is not None
         for one in self._declared:
             value, table = one.of(request), self.values[one.name]
             if value is None:
@@ -116,6 +119,7 @@ class RowTables:
         for table in self.pages:
             table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
-        self.edited.pop(row, None)
+        if (edited := self.edited.pop(row, None)) is not None:
+            self.num_masked -= edited.request.matcher is not None
         for rows in self.rows_using.values():
             rows.discard(row)

@@ -9,6 +9,7 @@ from ingot.ir.edit_limits import MAX_BIAS, MAX_BIASES
 from ingot.ir.errors import RequestError
 from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.runtime.given_numbers import as_integer, as_real
+from ingot.runtime.grammar.params import structured_outputs
 from ingot.runtime.param_checks import Check, boolean, integer, optional, real, refuse, several
 
 OWNER = "SamplingParams"
@@ -30,13 +31,12 @@ class Unsupported(NamedTuple):
     hint: str
 
 
-_CONSTRAINED = "outputs are not constrained to a grammar yet; allowed_token_ids and bad_words limit single tokens"
 # The fields of vLLM's SamplingParams that are not fields here (vllm/sampling_params.py), and former ones.
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "best_of": Unsupported(None, "vLLM has removed it: pass n and logprobs, and keep the best cumulative_logprob"),
     "extra_args": Unsupported(None, "the sampler takes no extensions"),
     "flat_logprobs": Unsupported(False, "log-probabilities are returned as dicts only"),
-    "guided_decoding": Unsupported(None, _CONSTRAINED),
+    "guided_decoding": Unsupported(None, "pass structured_outputs, as newer versions of vLLM do"),
     "logits_processors": Unsupported(None, "steps run no Python code: use logit_bias, allowed_token_ids or bad_words"),
     "logprob_token_ids": Unsupported(None, "pass logprobs for the most likely tokens"),
     "output_kind": Unsupported(None, "LLM.generate returns final outputs, LLM.stream cumulative ones"),
@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "skip_clone": Unsupported(False, "parameters are frozen and never copied"),
     "skip_reading_prefix_cache": Unsupported(None, "LLM(enable_prefix_caching=False) turns the cache off"),
     "stream_interval": Unsupported(None, "LLM.stream yields an output for each step"),
-    "structured_outputs": Unsupported(None, _CONSTRAINED),
     "thinking_token_budget": Unsupported(None, "max_tokens limits the whole output"),
     "trace_decode_token_ids": Unsupported(None, "pass the tokens as a prompt, with prompt_logprobs for their scores"),
 }
@@ -123,6 +122,7 @@ CHECKS: Mapping[str, Check] = {
     "logit_bias": optional(_biases),
     "allowed_token_ids": optional(_allowed),
     "bad_words": _words,
+    "structured_outputs": structured_outputs,
     "stop": _stop_strings,
     "stop_token_ids": _token_ids,
     "ignore_eos": boolean,

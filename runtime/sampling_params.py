@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.runtime.grammar.params import StructuredOutputsParams
 from ingot.runtime.sampling_checks import GREEDY_BELOW, checked, refuse_others
 
 
@@ -28,6 +29,7 @@ class SamplingParams:
     allowed_token_ids     no other tokens are chosen; None: all are allowed
     bad_words             texts that are not generated: their last token is not chosen after the others. A text after
                           a space is banned too, if that gives as many tokens. At most 128 token sequences
+    structured_outputs    a grammar for the output: StructuredOutputsParams, or a dict of its fields; None: any text
     stop                  a string or strings that end the text; the text ends before the stop string, unless
                           `include_stop_str_in_output`
     stop_token_ids        token ids that end the sequence; kept in `token_ids`, left out of `text`
@@ -61,6 +63,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] | None
     allowed_token_ids: tuple[int, ...] | None
     bad_words: tuple[str, ...]
+    structured_outputs: StructuredOutputsParams | None
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
@@ -90,6 +93,7 @@ class SamplingParams:
         logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
         allowed_token_ids: Sequence[int] | None = None,
         bad_words: Sequence[str] | None = (),
+        structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None,
         stop: str | Sequence[str] | None = (),
         stop_token_ids: Sequence[int] | None = (),
         ignore_eos: bool = False,
@@ -123,8 +127,9 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits are edited: by logit_bias, allowed_token_ids or bad_words."""
-        return self.logit_bias is not None or self.allowed_token_ids is not None or bool(self.bad_words)
+        """Whether logits are edited: by logit_bias, allowed_token_ids, bad_words or a grammar."""
+        limits = self.allowed_token_ids is not None or bool(self.bad_words) or self.structured_outputs is not None
+        return self.logit_bias is not None or limits
 
 
 _DEFAULTS = {

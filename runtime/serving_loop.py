@@ -110,6 +110,12 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         read     what `_read` returned
         """
 
+    def _prepare_ending(self, batch: StepBatch) -> list[Out]:
+        """Fill what the ending of a launched step waits for, after the step before is complete. Return the outputs of
+        requests that end by this."""
+        batch.inputs.fill_late()
+        return []
+
     def add_requests(self, requests: Sequence[_Given]) -> None:
         """Queue all of these requests. If one of them is invalid, raise RequestError and queue none."""
         groups: dict[str, Served] = {}
@@ -188,10 +194,10 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
                 except StepMemoryError as error:
                     too_large = self._scheduler.withdraw(batch), error.what
             outputs = self._waited(before)
-            if self._launched is not None and self._launched[0].inputs.layout.late:
-                self._launched[0].inputs.fill_late()
+            if self._launched is not None and self._launched[0].inputs.ends_late:
+                outputs += self._prepare_ending(self._launched[0])
                 self._launched[1].finish()
-            return outputs if too_large is None else outputs + self._end_alone(*too_large)
+            return outputs if too_large is None else outputs + self._end_large(*too_large)
         except BaseException:  # KeyboardInterrupt too: the loop cannot resume half a step
             self._reset()
             raise
@@ -219,18 +225,22 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             self._spare.begin()
             return []
         batch, handle = launched
-        self._spare.wait(batch.inputs.sizes.T)
+        # Other work would run between the forward pass and the ending of a step that waits for late inputs.
+        if self._launched is None or not self._launched[0].inputs.ends_late:
+            self._spare.wait(batch.inputs.sizes.T)
         read = self._read(handle)
         self._spare.end(batch.inputs.sizes.T)
         return self._retire(batch, handle, read)
 
-    def _end_alone(self, request: Request | None, reason: str) -> list[Out]:
+    def _end_large(self, request: Request | None, reason: str) -> list[Out]:
         """End a sequence that does not fit into the device's memory even alone in a step, and return its outputs.
         `reason` is the text of the memory error. If `request` is None, do nothing and return an empty list."""
-        if request is None or request.finished:
-            return []
+        return [] if request is None or request.finished else self._end_alone(request, End("error", reason))
+
+    def _end_alone(self, request: Request, end: End) -> list[Out]:
+        """End one sequence for the reason `end`, and return its outputs."""
         group, _ = self._by_request[request]
-        self._scheduler.finish(request, End("error", reason))
+        self._scheduler.finish(request, end)
         finished = group.finished
         if finished:
             self._forget(group)

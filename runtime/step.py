@@ -10,7 +10,7 @@ import torch
 from ingot.ir.errors import InternalError
 from ingot.ir.features import Fed, RowTable, StepInput, find_input, row_tables, step_inputs
 from ingot.ir.types import Size
-from ingot.runtime.edited_rows import RowEdit
+from ingot.runtime.edited_rows import MaskedRow, MaskRows, RowEdit
 from ingot.runtime.token_counts import Recount
 
 
@@ -128,6 +128,8 @@ class StepInputs(dict[str, torch.Tensor]):
     arrays     the inputs as numpy arrays over the same memory, by name
     recounts   the sequences whose token counts, for penalties, must be recomputed on the device before the step
     edits      the rows of logit edits to write on the device before the step
+    masked     the sequences with grammars that the step samples for
+    masks      the tokens that their grammars allow; set before the ending runs, and None before
     stamp      identifies the running sequences, or None. Steps with equal stamps differ only in the inputs that change
                in every step
     """
@@ -140,6 +142,8 @@ class StepInputs(dict[str, torch.Tensor]):
         self.arrays = {name: view.numpy() for name, view in self.items()}
         self.recounts: tuple[Recount, ...] = ()
         self.edits: tuple[RowEdit, ...] = ()
+        self.masked: tuple[MaskedRow, ...] = ()
+        self.masks: MaskRows | None = None
         self.stamp: tuple[bytes, object] | None = None
         self._fed: Fed | None = None
 
@@ -172,6 +176,7 @@ class StepInputs(dict[str, torch.Tensor]):
         """Drop all references to requests. The buffer is used again, and would keep the requests alive."""
         self.recounts = ()
         self.edits = ()
+        self.masked, self.masks = (), None
         self.fed.drop_requests()
 
     @property
@@ -179,6 +184,12 @@ class StepInputs(dict[str, torch.Tensor]):
         """The step that `fill` was called with."""
         assert self._fed is not None, "nothing was filled in"
         return self._fed
+
+    @property
+    def ends_late(self) -> bool:
+        """Whether the ending of the step (such as sampling) must wait for the tokens of the step before: for late
+        inputs, or for masks of grammars."""
+        return bool(self.masked or self.layout.late)
 
     @property
     def returns_logprobs(self) -> bool:

@@ -23,6 +23,7 @@ class Tokenizer:
     bos_token_id    the begin token, or None
     added_tokens    id -> text of the tokens outside the learned vocabulary, special or not
     special_ids     the ids of special tokens; `skip_special_tokens` removes them from text. All are in `added_tokens`
+    special_tokens  text -> id of the special tokens
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_tokens: Mapping[str, int] = {self.added_tokens[one]: one for one in sorted(self.special_ids)}
         self._joins_bytes = isinstance(backend.decoder, decoders.ByteLevel)
         self._alone: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by skip_special_tokens and token
 

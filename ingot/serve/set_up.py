@@ -99,6 +99,7 @@ def make_engine(
         eos_token_ids=loaded.eos_token_ids,
         seed=seed,
         work=steps.prepare,
+        pin_memory=loaded.context.device.type == "cuda",
     )
 
 

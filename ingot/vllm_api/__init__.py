@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.grammar.params import StructuredOutputsParams
     from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
     from ingot.vllm_api.argument_parser import FlexibleArgumentParser
     from ingot.vllm_api.beam_search_params import BeamSearchParams
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ingot.vllm_api.pooling_params import PoolingParams
     from ingot.vllm_api.prompts import LoRARequest, PromptType, TextPrompt, TokensPrompt
     from ingot.vllm_api.renderer import parse_model_prompt
-    from ingot.vllm_api.sampling_params import SamplingParams, StructuredOutputsParams
+    from ingot.vllm_api.sampling_params import SamplingParams
     from ingot.vllm_api.script_helpers import cleanup_dist_env_and_memory, load_chat_template, print_embeddings
 
 _HERE = "ingot.vllm_api"
@@ -59,7 +60,7 @@ _HOMES = {
     "TokensPrompt": f"{_HERE}.prompts",
     "parse_model_prompt": f"{_HERE}.renderer",
     "SamplingParams": f"{_HERE}.sampling_params",
-    "StructuredOutputsParams": f"{_HERE}.sampling_params",
+    "StructuredOutputsParams": "ingot.runtime.grammar.params",
     "cleanup_dist_env_and_memory": f"{_HERE}.script_helpers",
     "load_chat_template": f"{_HERE}.script_helpers",
     "print_embeddings": f"{_HERE}.script_helpers",

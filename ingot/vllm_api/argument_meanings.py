@@ -174,11 +174,13 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
         "max_loras": 1,
         "specialize_active_lora": False,
     },
-    "grammars are not supported yet": {
+    "llguidance is the only library for grammars": {
+        "structured_outputs_config": None,
+    },
+    "reasoning is not told apart from answers yet": {
         "reasoning_config": None,
         "reasoning_parser": "",
         "reasoning_parser_plugin": None,
-        "structured_outputs_config": None,
     },
     "draft models are entries of a model's definition": {
         "diffusion_config": None,

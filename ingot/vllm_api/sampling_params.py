@@ -1,7 +1,6 @@
-"""vLLM's `SamplingParams`, whose fields can be set after construction, and `StructuredOutputsParams`."""
+"""vLLM's `SamplingParams`, whose fields can be set after construction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ingot.ir.errors import RequestError
@@ -61,19 +60,3 @@ def frozen(params: Any) -> Any:
     if isinstance(params, SamplingParams):
         return FrozenParams(**vars(params))
     return [frozen(one) for one in params] if isinstance(params, list | tuple) else params
-
-
-@dataclass(frozen=True)
-class StructuredOutputsParams:
-    """A grammar for the output, one field of: a JSON schema, a regular expression, a list of texts, a grammar, any JSON
-    object, or a structural tag. SamplingParams refuses it, because grammars are not supported yet."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None

@@ -1,4 +1,4 @@
-"""The feature of logit edits: biases, allowed tokens and bad words of a request."""
+"""The feature of logit edits: biases, allowed tokens and bad words of a request, and tokens that a grammar allows."""
 
 import torch
 
@@ -13,7 +13,8 @@ def _edit_row(sequence: RequestView) -> int | None:
 
 
 # The host writes a row of `edits` before the first step that samples for the sequence (`ingot.runtime.logit_edits`),
-# and not step by step: most requests have no edits, and a row has thousands of words.
+# and not step by step: most requests have no edits, and a row has thousands of words. Only for sequences with a grammar
+# does it write the allowed tokens before each ending (`ingot.runtime.grammar.masks`).
 EDITS = Feature(
     "edits",
     inputs=(
@@ -26,6 +27,7 @@ EDITS = Feature(
                 ServedParam("logit_bias", None),
                 ServedParam("allowed_token_ids", None),
                 ServedParam("bad_words", ()),
+                ServedParam("structured_outputs", None),
             ),
         ),
     ),

@@ -55,9 +55,10 @@ PENALTIES = Feature(
 def _banned_ids(sequence: RequestView) -> list[int] | None:
     """Return the ids of tokens that would end the sequence. They are banned until it has `min_tokens` tokens.
 
-    None if the request sets no `min_tokens`.
+    None if the request sets no `min_tokens`, or has a grammar: then the tokens that the grammar allows say so.
     """
-    return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
+    params = sequence.params
+    return sorted(sequence.end_tokens()) if params.min_tokens and params.structured_outputs is None else None
 
 
 def _unbanned_at(sequence: RequestView) -> int | None:

@@ -11,7 +11,7 @@ from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.edited_rows import write_edits
+from ingot.runtime.edited_rows import write_edits, write_masks
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
@@ -74,9 +74,9 @@ class CpuExecutor(Executor):
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
         """Run a step on `inputs` and return its handle.
 
-        Inputs are late if only the ending (such as sampling) reads them, and the host does not know them yet. With late
-        inputs, only the forward pass runs. The caller fills them and calls the handle's `finish`, which runs the
-        ending.
+        Inputs are late if only the ending (such as sampling) reads them, and the host does not know them yet; so are
+        the masks of grammars. With them, only the forward pass runs. The caller fills them and calls the handle's
+        `finish`, which runs the ending.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
         """
@@ -89,10 +89,11 @@ class CpuExecutor(Executor):
             bucket.begin(inputs, sizes, watch)
 
         def end() -> CpuStepHandle:
+            write_masks(self.plan.states, self.states, inputs)
             with _threads(threads):
                 return CpuStepHandle(name, bucket.end(sizes, watch))
 
-        return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.layout.late else end()
+        return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.ends_late else end()
 
     def warm_up(self) -> None:
         """Do nothing: on a CPU there is nothing to prepare before the first step."""

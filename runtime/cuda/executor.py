@@ -4,7 +4,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -23,8 +23,8 @@ from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
-from ingot.runtime.edited_rows import write_edits
-from ingot.runtime.executor import Captured, Executor
+from ingot.runtime.edited_rows import write_edits, write_masks
+from ingot.runtime.executor import Captured, Executor, StepHandle
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
@@ -36,6 +36,15 @@ from ingot.runtime.token_counts import recount
 _WARMED = (128, 512, 2048)
 # Inputs that determine a step's sizes, and that a graph needs, besides the page table, if any.
 _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
+
+
+@dataclass(frozen=True)
+class GraphKinds:
+    """The graphs of decode steps and of steps that prefill, and what chooses among them."""
+
+    decider: Decider
+    decode: Graphs
+    prompts: Graphs
 
 
 class CudaExecutor(Executor):
@@ -77,14 +86,20 @@ class CudaExecutor(Executor):
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
-        def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
+        def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan], apart: bool) -> Graphs:
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
-            watched = resident if strict else None
-            return Graphs(choice, buckets, self._layout, self._step_outputs, self.sizes, memory, self.device, watched)
+            watched, outputs = resident if strict else None, self._step_outputs
+            parts = choice, buckets, self._layout, outputs, self.sizes, memory, self.device, watched
+            return Graphs(*parts, apart=apart)
 
-        self._decider = Decider(plan, decode, prompts, capture)
-        self._decode = graphs(self._decider.decode, decode)
-        self._prompts = graphs(self._decider.prompts, prompts)
+        def kinds(*, apart: bool) -> GraphKinds:
+            decider = Decider(plan, decode, prompts, capture)
+            return GraphKinds(decider, graphs(decider.decode, decode, apart), graphs(decider.prompts, prompts, apart))
+
+        self._whole = kinds(apart=False)
+        # For steps with grammars, whose endings wait for masks. They are captured only if there are such steps.
+        self._apart = kinds(apart=True)
+        self._masked = False  # whether there was such a step
         self._by_name = {bucket.plan.bucket.name: bucket for bucket in self._buckets}
         self.replays = bool(decode or prompts)
         self._ahead = capture == "idle"
@@ -92,10 +107,11 @@ class CudaExecutor(Executor):
 
     @property
     def captured(self) -> Captured:
+        decode, prompts = self._whole.decode.seconds, self._whole.prompts.seconds
         return Captured(
-            decode={size.B: seconds for size, seconds in self._decode.seconds.items() if not size.shares},
-            shared={size.B: seconds for size, seconds in self._decode.seconds.items() if size.shares},
-            prompts={(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()},
+            decode={size.B: seconds for size, seconds in decode.items() if not size.shares},
+            shared={size.B: seconds for size, seconds in decode.items() if size.shares},
+            prompts={(size.T, size.B): seconds for size, seconds in prompts.items()},
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
@@ -124,9 +140,10 @@ class CudaExecutor(Executor):
             sizes = step_sizes(self.inputs, inputs, self.sizes)
             return Decision(choose_bucket(self._buckets, inputs, sizes).plan.bucket.name)
         most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # each sequence has at least one token
+        kinds = self._kinds(inputs)
         if watched:
-            return self._decider.without_graph(step, most)
-        return self._decider.decide(step, most, self._decode.seconds, self._prompts.seconds)
+            return kinds.decider.without_graph(step, most)
+        return kinds.decider.decide(step, most, kinds.decode.seconds, kinds.prompts.seconds)
 
     def execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
@@ -145,13 +162,28 @@ class CudaExecutor(Executor):
             with torch.cuda.stream(self._stream):
                 recount(self.plan.states, self.states, inputs)
                 write_edits(self.plan.states, self.states, inputs)
-                return self._execute(inputs, decided, watch)
+                handle = self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # the rest describes the whole process
             tokens, sequences = (inputs[name].shape[0] for name in ("tokens", "q_lens"))
             raise StepMemoryError(
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
             ) from error
+        if not (isinstance(inputs, StepInputs) and inputs.masked):
+            return handle
+        self._masked = True
+
+        def end() -> StepHandle:
+            with torch.cuda.stream(self._stream):
+                write_masks(self.plan.states, self.states, inputs)
+            handle.finish()
+            return handle
+
+        return LateStep(handle.bucket, end)
+
+    def _kinds(self, inputs: Mapping[str, torch.Tensor]) -> "GraphKinds":
+        """Return the graphs for steps with these inputs."""
+        return self._apart if isinstance(inputs, StepInputs) and inputs.masked else self._whole
 
     def _execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
@@ -161,7 +193,8 @@ class CudaExecutor(Executor):
         if decided.graph is not None:
             if step is None or padded is None or watch is not None:
                 raise InternalError(f"no graph can replay the step of {decided}")
-            graphs = self._decode if decided.graph == "decode" else self._prompts
+            kinds = self._kinds(inputs)
+            graphs = kinds.decode if decided.graph == "decode" else kinds.prompts
             return graphs.launch(inputs, padded, step, returns_logprobs=returns_logprobs)
         return self._launched(inputs, step, decided, watch, returns_logprobs)
 
@@ -214,7 +247,7 @@ class CudaExecutor(Executor):
                 decided.bucket, outputs, lambda one: read[one].tolist(), done, returns_logprobs=returns_logprobs
             )
 
-        if not (self._layout.late and isinstance(inputs, StepInputs)):
+        if not (isinstance(inputs, StepInputs) and inputs.ends_late):
             return end()
 
         def end_late() -> CudaStepHandle:
@@ -230,14 +263,14 @@ class CudaExecutor(Executor):
         """Capture a CUDA graph for decode steps of batch size `rows`. Do nothing if the graph exists, or if no graph
         can run such steps. Running steps are not disturbed. Raises OptionError if there is no memory for the graph."""
         with torch.cuda.stream(self._stream), self._memory_errors(f"a captured step of {rows} sequences"):
-            self._decode.capture_for(rows)
+            self._whole.decode.capture_for(rows)
 
     def capture_all(self) -> None:
         """Capture all CUDA graphs that steps may replay and that do not exist yet. Raises OptionError if there is no
         memory for one."""
         with torch.cuda.stream(self._stream), self._memory_errors("the captured graphs"):
-            self._decode.capture_all()
-            self._prompts.capture_all()
+            self._whole.decode.capture_all()
+            self._whole.prompts.capture_all()
 
     def warm_up(self) -> None:
         """Run prompt steps of padding tokens, so that the first prompt does not wait for setup.
@@ -256,7 +289,7 @@ class CudaExecutor(Executor):
 
     def _run_padding(self, bucket: Bucket, tokens: int) -> None:
         step = StepSizes(T=tokens, B=1 if "T" in self.plan.dims else tokens, L=1, P=1)
-        inputs = PaddedInputs(self._layout, self._decider.padded(bucket.plan.bucket, step) or step)
+        inputs = PaddedInputs(self._layout, self._whole.decider.padded(bucket.plan.bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         for name in self._step_outputs.read:
             to_host(outputs[name])
@@ -298,8 +331,9 @@ class CudaExecutor(Executor):
             return False
         with torch.cuda.stream(self._stream):
             try:
-                if self._decode.capture_next(seconds) or self._prompts.capture_next(seconds):
-                    return True
+                for kinds in (self._whole, self._apart) if self._masked else (self._whole,):
+                    if kinds.decode.capture_next(seconds) or kinds.prompts.capture_next(seconds):
+                        return True
                 # The padding step would delay the next step, so run it only when the engine is idle.
                 return math.isinf(seconds) and self._run_unseen()
             except torch.OutOfMemoryError:  # optional work; a step that needs the memory will report it

@@ -22,7 +22,7 @@ from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.graphs import captured as graphs_module
 from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.memory import shared_pages
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 PAGES = 5
 INPUTS = {"tokens": "i32[T]", "q_lens": "i32[B]", "rows": "i32[B]", "page_table": "i32[B, P]", "logit_rows": "i32[L]"}
@@ -76,13 +76,17 @@ class Bucket:
 class Graph:
     """A graph that notes its sizes when it is launched."""
 
-    def __init__(self, bucket: Bucket, layout: object, step_outputs: object, size: StepSizes, *rest: object) -> None:
+    def __init__(
+        self, bucket: Bucket, layout: object, step_outputs: object, size: StepSizes, *rest: object, apart: bool
+    ) -> None:
         self.bucket, self.size, self.buffers = bucket, size, {}
+        self.kind = "graph of the forward pass" if apart else "graph"
 
     def launch(self, inputs: object, step: StepSizes, *, returns_logprobs: bool) -> SimpleNamespace:
         name, size = self.bucket.plan.bucket.name, self.size
-        self.bucket.ran.append(("graph", name, (size.T, size.B, size.L, size.P)))
-        return SimpleNamespace(bucket=name)
+        sizes = size.T, size.B, size.L, size.P
+        self.bucket.ran.append((self.kind, name, sizes))
+        return SimpleNamespace(bucket=name, finish=lambda: self.bucket.ran.append(("ending", name, sizes)))
 
 
 @pytest.fixture
@@ -230,3 +234,47 @@ def test_the_least_room_decides_the_pages() -> None:
     assert shared_pages([{"full": 700}]) == {"full": 700}
     rooms = [{"full": full, "window_64": window} for full, window in ((700, 30), (512, 40), (900, 20))]
     assert shared_pages(rooms) == {"full": 512, "window_64": 20}
+
+
+def masked(inputs: dict[str, torch.Tensor], count: int) -> StepInputs:
+    """The same step, of which `count` sequences have grammars."""
+    layout = StepLayout.of(frozenset(INPUTS))
+    sizes = StepSizes(*(inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows")), 3)
+    made = StepInputs(layout, torch.zeros(layout.words(sizes), dtype=torch.int32), sizes)
+    for name, value in inputs.items():
+        made[name].copy_(value)
+    one: Any = object()
+    made.masked = (one,) * count
+    return made
+
+
+def test_steps_with_grammars_have_graphs_of_two_parts(ranks: Any) -> None:
+    one, ran = ranks("need")
+    sizes = (8, 8, 8, PAGES)
+    one.launch(masked(DECODE_5, 0))
+    assert ran == [("graph", "few", sizes)] and not one._apart.decode.seconds
+    ran.clear()
+    handle = one.launch(masked(DECODE_5, 2))
+    assert ran == [("graph of the forward pass", "few", sizes)], "the ending waits for the masks"
+    handle.finish()
+    handle.finish()
+    assert ran[1:] == [("ending", "few", sizes)]
+    assert set(one.captured.decode) == {8} and len(one._apart.decode.seconds) == 1
+    ran.clear()
+    handle = one.launch(masked(LONG, 1))
+    assert [how for how, *_ in ran] == ["instructions"]
+    handle.finish()
+    assert handle.bucket == "any"
+
+
+def test_graphs_of_two_parts_are_captured_ahead_after_the_first_grammar(ranks: Any) -> None:
+    one, _ = ranks("idle")
+    one.launch(masked(DECODE_5, 0))
+    while one.prepare(1e9):
+        pass
+    assert one.captured.decode and not one._apart.decode.seconds and not one._apart.prompts.seconds
+    one.launch(masked(DECODE_5, 1)).finish()
+    while one.prepare(1e9):
+        pass
+    assert one._apart.decode.seconds.keys() == one._whole.decode.seconds.keys()
+    assert one._apart.prompts.seconds.keys() == one._whole.prompts.seconds.keys()

@@ -30,7 +30,9 @@ class Graph:
     now = 0.0
     seconds: Mapping[str, float] = {"few": 0.25, "more": 2.0}
 
-    def __init__(self, bucket: Any, layout: StepLayout, step_outputs: StepOutputs, size: StepSizes, *rest: Any) -> None:
+    def __init__(
+        self, bucket: Any, layout: StepLayout, step_outputs: StepOutputs, size: StepSizes, *rest: Any, **more: Any
+    ) -> None:
         Graph.now += self.seconds[bucket]
         self.what, self.size = f"the graph of {size.B}", size
         self.buffers = {"tokens": torch.zeros(size.B)}

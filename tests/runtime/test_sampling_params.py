@@ -65,6 +65,7 @@ BAD = {
     ],
     "allowed_token_ids": [3, "3", [], (), [-1], [1.0], [True], [2**31], [None]],
     "bad_words": ["a", [""], ["a", " "], 3, [3], {"a": 1}],
+    "structured_outputs": [3, "json", ["json"]],
     "stop": ["", [""], ["a", ""], 3, [3], b"a", {"a": 1}],
     "stop_token_ids": [3, "3", [-1], [1.0], [True], [2**31], [None]],
     "ignore_eos": [1, 0, None, "true"],

@@ -53,6 +53,7 @@ ASKED: dict[str, Any] = {
     "logit_bias": {3: 1.0},
     "allowed_token_ids": [3, 4],
     "bad_words": ["x"],
+    "structured_outputs": {"regex": "x"},
     "logprobs": 0,
     "prompt_logprobs": 1,
 }

@@ -244,9 +244,11 @@ def test_arguments_of_calls_are_refused_with_the_reason(llm: LLM, given: dict[st
     assert llm.generate("go", SamplingParams(**GREEDY), use_tqdm=False, lora_request=None)
 
 
-def test_a_grammar_is_a_type_and_not_supported_yet() -> None:
-    with pytest.raises(RequestError, match="structured_outputs"):
-        SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+def test_a_grammar(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]), **GREEDY)
+    params.max_tokens = 16
+    (found,) = llm.generate("go", params, use_tqdm=False)
+    assert found.outputs[0].text in ("yes", "no") and found.outputs[0].finish_reason == "stop"
 
 
 def test_vectors(pooling: LLM, pooling_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """The engine's end of the socket to the server process. A step waits neither for messages nor for their sending."""
 
+import os
 import select
 import socket
+import weakref
 from collections import deque
 
 from ingot.serve.engine.messages import ENGINE_DECODER, Frames, Message, ToEngine, frame
@@ -26,9 +28,13 @@ class Channel:
         self._unsent = bytearray()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wakeup)  # not before: a thread that may still call `wake` has `self`
+        self._poll.register(self._wakeup, select.POLLIN)
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """Return the server's messages that have arrived. With `wait`, wait until there is one. Raises ServerGone."""
+        """Return the server's messages that have arrived. With `wait`, wait until there is one, or until `wake` is
+        called. Raises ServerGone."""
         self._flush()
         while True:
             try:
@@ -42,7 +48,7 @@ class Channel:
                 pass
             except ConnectionError:
                 raise ServerGone from None
-            if self._received or not wait:
+            if self._received or not wait or self._was_woken():
                 messages = list(self._received)
                 self._received.clear()
                 return messages
@@ -54,6 +60,16 @@ class Channel:
         self._flush()
         while len(self._unsent) > MAX_UNSENT_BYTES:
             self._wait(select.POLLOUT)
+
+    def wake(self) -> None:
+        """End the wait of `receive`, which another thread has called, or else its next one."""
+        os.eventfd_write(self._wakeup, 1)
+
+    def _was_woken(self) -> bool:
+        try:
+            return os.eventfd_read(self._wakeup) > 0
+        except BlockingIOError:
+            return False
 
     def close(self) -> None:
         """Send all messages that are kept, and close the socket. Raises ServerGone."""

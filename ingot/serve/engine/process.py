@@ -40,6 +40,7 @@ from ingot.serve.engine.messages import (
     VectorKind,
 )
 from ingot.serve.engine.orders import Orders
+from ingot.serve.engine.prepared_grammars import PreparedGrammars
 from ingot.serve.engine.vector_values import vector_bytes
 from ingot.serve.garbage import keep_loaded_objects
 from ingot.serve.llm import LLM
@@ -100,6 +101,7 @@ def _serve(channel: Channel) -> None:
         for message in channel.receive(wait=not working and not prepares):
             requests.take(message)
             prepares = True
+        requests.add_prepared()
         if requests.can_step:
             requests.step()
         else:
@@ -119,6 +121,7 @@ class _Requests:
         self.max_num_seqs = self.engine.occupancy.free_rows
         self._channel = channel
         self._keys: set[int] = set()  # of the requests in the engine
+        self._grammars = PreparedGrammars(self.engine, channel.wake)
         self._orders = Orders(self.engine, channel, self._add)
 
     @property
@@ -134,7 +137,8 @@ class _Requests:
                     self._add(message)
                 self._send_counts_of_pause()
             case Abort(key):
-                if not self._orders.forget(key) and key in self._keys:
+                waited = self._orders.forget(key) or self._grammars.forget(key)
+                if not waited and key in self._keys:
                     self._keys.remove(key)
                     self.engine.abort(str(key))
                     self._orders.after_step()
@@ -152,21 +156,34 @@ class _Requests:
         if not self._orders.steps:
             self._channel.send(Step([], self._stats()))
 
+    def add_prepared(self) -> None:
+        """Queue the requests whose grammars are compiled now."""
+        for message, error in self._grammars.prepared():
+            if error is None:
+                self._add(message)
+            else:
+                self._refuse(message, error)
+            self._send_counts_of_pause()
+
     def _add(self, message: Add | Pool) -> None:
+        if isinstance(message, Add) and self._grammars.keep(message):
+            return
         try:
             if isinstance(message, Pool):
                 self._add_pooling(message)
             else:
                 self._add_sampling(message)
-        except IngotError as error:
-            self._channel.send(Refused(message.key, encode_error(error)))
-            return
-        except Exception as error:  # a fault of this program that one request causes ends that request alone
-            log.exception("a request failed")
-            fault = InternalError(f"the request failed: {type(error).__name__}: {error}")
-            self._channel.send(Refused(message.key, encode_error(fault)))
+        except Exception as error:
+            self._refuse(message, error)
             return
         self._keys.add(message.key)
+
+    def _refuse(self, message: Add | Pool, error: BaseException) -> None:
+        """End a request with an error. A fault of this program that one request causes ends that request alone."""
+        if not isinstance(error, IngotError):
+            log.error("a request failed", exc_info=error)
+            error = InternalError(f"the request failed: {type(error).__name__}: {error}")
+        self._channel.send(Refused(message.key, encode_error(error)))
 
     def _add_sampling(self, message: Add) -> None:
         """Queue a request for tokens. Raises RequestError."""
@@ -219,7 +236,7 @@ class _Requests:
     def _stats(self) -> Stats:
         now, cache = self.engine.occupancy, self.engine.prefix_cache_stats
         return Stats(
-            now.waiting + self._orders.num_kept,
+            now.waiting + self._orders.num_kept + self._grammars.num_kept,
             now.running,
             now.pages_held,
             now.pages_releasing,

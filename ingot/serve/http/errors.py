@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from ingot.ir.errors import EngineDeadError, IngotError, QueueFullError, RequestError
+from ingot.runtime.grammar.params import OWNER as STRUCTURED_OUTPUTS
 
 # Seconds after which a client may try again: a queue of 4096 short answers, or a restart of the engine, takes longer
 # than one; clients back off by themselves.
@@ -75,7 +76,9 @@ def _line(error: IngotError) -> str:
 
 def _param(where: str) -> str | None:
     """Return the field that an error's `where` names: "temperature" of "SamplingParams.temperature". None if `where`
-    is no field."""
+    is no field. The fields of a grammar are those of "structured_outputs"."""
+    if where.startswith(STRUCTURED_OUTPUTS):
+        return "structured_outputs"
     name = where.removeprefix("SamplingParams.").removeprefix("BeamSearchParams.")
     return name if name and " " not in name and "/" not in name else None
 

@@ -35,7 +35,7 @@ class ExtensionFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
-    structured_outputs: Any = None
+    structured_outputs: dict[str, Any] | None = None
     use_beam_search: bool | None = None  # refused if true
     chat_template_kwargs: dict[str, Any] | None = None
 

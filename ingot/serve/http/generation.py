@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from ingot.runtime.grammar.params import FAILED
 from ingot.runtime.prompt import Prompt
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
@@ -133,7 +134,8 @@ class Generation:
         for delta in deltas:
             if delta.finish_reason == "error":
                 text = delta.stop_reason or "the model returned numbers that are not finite"
-                raise HttpError(500, f"the request failed: {text}", code="generation_failed")
+                status = 400 if str(text).startswith(FAILED) else 500
+                raise HttpError(status, f"the request failed: {text}", code="generation_failed")
             self.num_tokens += len(delta.token_ids)
             if delta.index == 0 and delta.num_cached is not None:
                 self.num_cached += delta.num_cached - times.num_cached

@@ -6,6 +6,7 @@ import msgspec
 
 from ingot.runtime.sampling_params import SamplingParams, changed_fields
 from ingot.serve.http.errors import HttpError, checked
+from ingot.serve.http.response_formats import grammar_of
 
 MAX_N = 128  # OpenAI's limit on n
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit on top_logprobs of a chat
@@ -35,7 +36,6 @@ _SAME = (
     "bad_words",
     "allowed_token_ids",
     "logit_bias",
-    "structured_outputs",
     "thinking_token_budget",
 )
 # Values that mean "off" for a field of `_SAME` that SamplingParams refuses.
@@ -91,11 +91,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     # Refused unless neutral: SamplingParams does not support them.
     best_of: int | None = None
-    structured_outputs: Any = None
     thinking_token_budget: int | None = None
-    response_format: dict[str, Any] | None = None
     # No effect on the output.
     user: str | None = None
     metadata: Any = None
@@ -124,10 +124,10 @@ def sampling_params(
 def given_params(fields: SamplingFields) -> dict[str, Any]:
     """Return the sampling parameters that a request has itself, as arguments of SamplingParams. They are not checked
     but for what only OpenAI limits. Raises HttpError for that."""
-    form = fields.response_format
-    checked(400, "response_format", form, form is None or form.get("type") == "text", '{"type": "text"}, or none')
     checked(400, "n", fields.n, fields.n is None or 1 <= fields.n <= MAX_N, f"an integer in [1, {MAX_N}]")
     given = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    if (grammar := grammar_of(fields.response_format, fields.structured_outputs, "response_format")) is not None:
+        given["structured_outputs"] = grammar
     for name, values in _OFF.items():
         if name in given and given[name] in values:
             del given[name]

@@ -35,6 +35,7 @@ class Graphs:
     device         the GPU
     resident       for debugging: the weights and states by name; each launch checks that none has moved. None: no
                    checks
+    apart          capture the endings as graphs of their own, for steps whose endings wait for the host
     seconds        (attribute) sizes of a graph -> how long its capture took
     """
 
@@ -48,13 +49,15 @@ class Graphs:
         memory: GraphMemory,
         device: torch.device,
         resident: Mapping[str, torch.Tensor] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.seconds: dict[StepSizes, float] = {}
         self._choice = choice
         self._buckets = buckets
         self._layout, self._step_outputs = layout, step_outputs
         self._sizes, self._memory, self._device = sizes, memory, device
-        self._resident = resident
+        self._resident, self._apart = resident, apart
         self._graphs: dict[StepSizes, StepGraph] = {}
         self._addresses: dict[StepSizes, Addresses] = {}
 
@@ -83,9 +86,8 @@ class Graphs:
                 raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
             begin = time.perf_counter()
             dims = {**self._sizes, **asdict(size)}
-            graph = StepGraph(
-                self._buckets[size], self._layout, self._step_outputs, size, dims, self._device, self._memory
-            )
+            bucket, layout, outputs = self._buckets[size], self._layout, self._step_outputs
+            graph = StepGraph(bucket, layout, outputs, size, dims, self._device, self._memory, apart=self._apart)
             if self._resident is not None:
                 self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
             self._graphs[size] = graph

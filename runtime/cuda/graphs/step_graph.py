@@ -32,6 +32,7 @@ class StepGraph:
     dims           the value of every symbolic dim at these sizes, by name
     device         the GPU
     memory         the memory that all graphs of an executor share
+    apart          capture the ending as a graph of its own, for steps whose ending waits for the host
 
     The constructor captures both graphs on the current stream, without waiting for work there. Raises BackendError if
     that fails.
@@ -46,6 +47,8 @@ class StepGraph:
         dims: Mapping[str, int],
         device: torch.device,
         memory: GraphMemory,
+        *,
+        apart: bool = False,
     ) -> None:
         self.what = f"the graph of {size.T} tokens of {size.B} sequences"
         inputs = DeviceInputs(layout, size, device)
@@ -53,7 +56,10 @@ class StepGraph:
         # the call that is at fault.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, dims)
-        self._graphs = [_OneGraph(bucket, inputs, step_outputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
+        apart = apart or bool(layout.late)
+        self._graphs = [
+            _OneGraph(bucket, inputs, step_outputs, dims, memory, self.what, apart=apart) for _ in range(_IN_FLIGHT)
+        ]
         self._turn = 0
         # The buffers that only these graphs read and write.
         self.buffers = {"inputs on the device": inputs.flat}
@@ -65,7 +71,7 @@ class StepGraph:
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
         """Start a step on the current stream, and return its handle. If some inputs are filled only later, it is a
-        LateStep.
+        LateStep; so it is if the ending is a graph of its own.
 
         inputs             the step's inputs on the host
         step               the step's sizes without padding
@@ -91,6 +97,8 @@ class _OneGraph:
         dims: Mapping[str, int],
         memory: GraphMemory,
         what: str,
+        *,
+        apart: bool,
     ) -> None:
         self._bucket = bucket.plan.bucket.name
         self._memory = memory
@@ -100,8 +108,8 @@ class _OneGraph:
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
-        # An ending with late inputs is a separate graph.
-        self._ending = torch.cuda.CUDAGraph() if inputs.layout.late else None
+        # An ending that waits for the host is a separate graph.
+        self._ending = torch.cuda.CUDAGraph() if apart else None
         early = inputs.layout.early_words(inputs.sizes)
         where = f"bucket class {self._bucket}"
         with ExitStack() as capture:
@@ -111,7 +119,12 @@ class _OneGraph:
             if self._ending is not None:
                 capture.close()
                 capture.enter_context(memory.captured(self._ending, f"the ending of {what}", where))
-                move(self.inputs.flat.device[early:], inputs.flat[early:])
+                if inputs.layout.late:
+                    move(self.inputs.flat.device[early:], inputs.flat[early:])
+                else:
+                    # The ending begins with a plain kernel, as the forward pass does: its own first kernel may be
+                    # launched as dependent on the one before it in the graph. This one changes nothing.
+                    move(inputs.flat[:1], inputs.flat[:1])
             outputs = bucket.end(dims)
             for name, ints in self.read.items():
                 move(outputs[name], ints.device)

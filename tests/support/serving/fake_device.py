@@ -71,6 +71,8 @@ def hashed_token(context: Sequence[int], knobs: Knobs, vocab: int = VOCAB) -> in
         key += repr(k.biases).encode()
     token = hashed(context, key) % vocab
     banned = frozenset(k.banned)
+    if len(banned) >= vocab:
+        return -1  # as where all logits are -inf
     while token in banned:
         token = (token + 1) % vocab
     return token
@@ -87,12 +89,17 @@ class FakeHandle:
         self._device, self._inputs = device, inputs
         self.rows: dict[int, tuple[list[int], list[float], int]] = {}  # log-probabilities that were asked for
         self.not_kept: list[int] = []  # of each sequence, how many of the last tokens fed
+        self.masks: dict[int, torch.Tensor] | None = None  # of grammars, by device row
 
     def tokens(self) -> list[int]:
         return self._device.run(self)
 
     def finish(self) -> None:
-        raise AssertionError("no input is late")
+        """Copy the masks that the ending waits for: the host writes them again for the next step."""
+        assert self.masks is None and self._inputs.masked, "no input is late"
+        assert self._device.launched[0] is self, "the step before is not complete, and its masks would be overwritten"
+        rows = self._inputs.masks.rows.tolist()
+        self.masks = dict(zip(rows, self._inputs.masks.words.clone(), strict=True))
 
     def rejected(self) -> list[int]:
         assert self.not_kept, "asked before the step has run"
@@ -145,6 +152,7 @@ class FakeDevice:
         self.counts: list[tuple[set[int], list[int]] | None] = [None] * max_batch  # of the prompt; generated
         self.edits: dict[int, Any] = {}  # the row of the state `edits` of each device row that has one
         self.num_edits = 0  # rows of it that were written
+        self.num_masked = 0  # rows of logits with masks of grammars
         self.scripts: list[tuple[list[int], list[int]]] = []
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
@@ -246,6 +254,10 @@ class FakeDevice:
         for one in inputs.edits:
             self.edits[one.row] = one.values
         self.num_edits += len(inputs.edits)
+        assert (handle.masks is None) == (not inputs.masked), "the ending runs after it has its masks"
+        for row, words in (handle.masks or {}).items():
+            self.edits[row] = np.concatenate([words.numpy(), self.edits[row][len(words) :]])
+        self.num_masked += len(inputs.masked)
         contexts = [self._write(seq, value) for seq in range(sizes["B"])]
         self._check_pages(contexts, value["q_lens"])
         self._step_states(contexts, value)

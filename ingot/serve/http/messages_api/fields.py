@@ -9,7 +9,9 @@ from ingot.runtime.chat.messages import Message
 from ingot.runtime.chat.template import ChatOptions
 from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.http.extension_fields import ExtensionFields
+from ingot.serve.http.extension_fields import ExtensionFields, sampling_fields
+from ingot.serve.http.response_formats import grammar_of
+from ingot.serve.http.sampling_fields import SamplingFields
 
 _ROLES = ("user", "assistant", "system")
 _TEXT_FIELDS = {"text": "text"}
@@ -67,9 +69,23 @@ def check_supported(fields: CountFields) -> None:
     checked(400, "tool_choice", fields.tool_choice, kind in (None, "auto", "none"), "auto or none, without tools")
     if fields.thinking is not None and fields.thinking.get("type") != "disabled":
         raise HttpError(400, "thinking is not supported yet; leave it out, or send type disabled", param="thinking")
-    for name in ("output_config", "mcp_servers", "context_management", "container"):
+    others = [name for name, value in (fields.output_config or {}).items() if name != "format" and value is not None]
+    if others:
+        raise HttpError(400, f"output_config.{others[0][:80]} is not supported; leave it out", param="output_config")
+    for name in ("mcp_servers", "context_management", "container"):
         if getattr(fields, name, None):
             raise HttpError(400, f"{name} is not supported; leave it out", param=name)
+
+
+def sampling_of(fields: MessageFields) -> SamplingFields:
+    """Return the sampling fields in the form of completions, with the grammar of `output_config.format`. Raises
+    HttpError 400 for a malformed format."""
+    sampling = sampling_fields(fields, fields.stop_sequences)
+    form, name = (fields.output_config or {}).get("format"), "output_config.format"
+    kind = form.get("type") if isinstance(form, dict) else None
+    checked(400, name, form, form is None or kind == "json_schema", '{"type": "json_schema", "schema": …}')
+    sampling.structured_outputs = grammar_of(form, fields.structured_outputs, name)
+    return sampling
 
 
 def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions]:

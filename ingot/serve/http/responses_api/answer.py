@@ -183,7 +183,7 @@ class ResponseWriter(TypedAnswer):
             safety_identifier=fields.safety_identifier,
             store=self._store is not None,
             temperature=params.temperature,
-            text={"format": {"type": "text"}},
+            text={"format": (fields.text or {}).get("format") or {"type": "text"}},
             tool_choice="none" if fields.tool_choice == "none" else "auto",
             tools=fields.tools or [],
             top_logprobs=fields.top_logprobs or 0,

@@ -10,8 +10,9 @@ import msgspec
 from ingot.runtime.chat.messages import Message
 from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.http.extension_fields import ExtensionFields
-from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS
+from ingot.serve.http.extension_fields import ExtensionFields, sampling_fields
+from ingot.serve.http.response_formats import grammar_of
+from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
 
 # OpenAI's limits on metadata.
 _MAX_ENTRIES, _MAX_NAME, _MAX_VALUE = 16, 64, 512
@@ -98,14 +99,21 @@ def check_supported(fields: ResponseFields) -> None:
     reasons = [name for name, value in (fields.reasoning or {}).items() if value not in (None, "none")]
     if reasons:
         raise HttpError(400, f"reasoning.{reasons[0][:80]} is not supported yet; leave it out", param="reasoning")
-    form = (fields.text or {}).get("format")
-    checked(400, "text.format", form, form in (None, {"type": "text"}), '{"type": "text"}, or none')
     options = fields.stream_options
     if options is not None and options.include_obfuscation:
         raise HttpError(400, "events are not padded; leave include_obfuscation out", param="stream_options")
     for name in ("background", "conversation", "context_management", "moderation", "prompt"):
         if getattr(fields, name):
             raise HttpError(400, f"{name} is not supported; leave it out", param=name)
+
+
+def sampling_of(fields: ResponseFields) -> SamplingFields:
+    """Return the sampling fields in the form of completions, with the grammar of `text.format`. Raises HttpError 400
+    for a malformed format."""
+    sampling = sampling_fields(fields, fields.stop)
+    form = (fields.text or {}).get("format")
+    sampling.structured_outputs = grammar_of(form, fields.structured_outputs, "text.format")
+    return sampling
 
 
 def input_messages(given: str | list[Any]) -> list[Message]:

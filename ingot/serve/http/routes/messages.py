@@ -7,10 +7,15 @@ from starlette.responses import Response
 from ingot.serve.http.answers import json_response, respond
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
-from ingot.serve.http.extension_fields import sampling_fields
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.messages_api.answer import MessageWriter
-from ingot.serve.http.messages_api.fields import CountFields, MessageFields, check_supported, conversation
+from ingot.serve.http.messages_api.fields import (
+    CountFields,
+    MessageFields,
+    check_supported,
+    conversation,
+    sampling_of,
+)
 from ingot.serve.http.sampling_fields import room_up_to, sampling_params
 from ingot.serve.http.serving import serving_of
 
@@ -25,7 +30,7 @@ async def create_message(request: Request) -> Response:
     model_name = serving.model_name(fields.model)
     check_supported(fields)
     messages, options = conversation(fields)
-    sampling = sampling_fields(fields, fields.stop_sequences)
+    sampling = sampling_of(fields)
     prompt = await chat_prompt(request, serving, messages, options, sampling)
     model = serving.llm.model
     room = room_up_to(fields.max_tokens, len(prompt.token_ids), model.max_seq_len, "max_tokens")

@@ -11,10 +11,15 @@ from ingot.serve.http.answers import json_response, respond
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
 from ingot.serve.http.errors import HttpError
-from ingot.serve.http.extension_fields import sampling_fields
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.responses_api.answer import ResponseWriter
-from ingot.serve.http.responses_api.fields import LOGPROBS, ResponseFields, check_supported, input_messages
+from ingot.serve.http.responses_api.fields import (
+    LOGPROBS,
+    ResponseFields,
+    check_supported,
+    input_messages,
+    sampling_of,
+)
 from ingot.serve.http.responses_api.truncation import drop_oldest_turns
 from ingot.serve.http.sampling_fields import room_up_to, sampling_params
 from ingot.serve.http.serving import Serving, serving_of
@@ -33,7 +38,7 @@ async def create_response(request: Request) -> Response:
     model = serving.llm.model
     room = room_up_to(fields.max_output_tokens, len(prompt.token_ids), model.max_seq_len, "max_output_tokens")
     logprobs = (fields.top_logprobs or 0) if LOGPROBS in (fields.include or ()) else None
-    params = sampling_params(sampling_fields(fields, fields.stop), model.defaults, max_tokens=room, logprobs=logprobs)
+    params = sampling_params(sampling_of(fields), model.defaults, max_tokens=room, logprobs=logprobs)
     streams = bool(fields.stream)
     generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
     store = serving.responses if fields.store is not False and serving.responses.enabled else None
@@ -81,7 +86,7 @@ async def _prompt(request: Request, serving: Serving, fields: ResponseFields) ->
     if fields.instructions is not None:
         instructions.append({"role": "system", "content": fields.instructions})
     options = ChatOptions(variables=fields.chat_template_kwargs)
-    sampling = sampling_fields(fields, fields.stop)
+    sampling = sampling_of(fields)
 
     async def render(some: list[Message]) -> Prompt:
         return await chat_prompt(request, serving, [*instructions, *some], options, sampling)

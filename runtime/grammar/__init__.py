@@ -1,0 +1,1 @@
+"""Structured output: grammars that the generated text must match, by the library llguidance."""

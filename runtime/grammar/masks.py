@@ -1,0 +1,117 @@
+"""The masks of a step: for each sequence with a grammar, the tokens that may come next."""
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+import torch
+
+from ingot.ir.features.request_view import Array
+from ingot.ir.ops.logit_edits import WORD_BITS
+from ingot.runtime.edited_rows import MaskedRow, MaskRows
+from ingot.runtime.grammar.compiling import readable
+from ingot.runtime.grammar.limits import FAST_SECONDS
+from ingot.runtime.grammar.matcher import Matcher
+from ingot.runtime.grammar.params import FAILED
+from ingot.runtime.request import End, Request
+
+# Threads that compute masks. A mask takes some 50 us, and a step has few hundred of them.
+_MAX_THREADS = 16
+
+
+class Masks:
+    """Computes the masks of steps, in parallel threads without the interpreter's lock.
+
+    The results are valid until the next call of `fill`. In a serving loop, the ending of a step has then run.
+
+    vocab_size   the size of the model's vocabulary
+    words        the i32 words of a mask of llguidance, whose vocabulary may be larger
+    max_batch    the most sequences in a step
+    surplus      end tokens of llguidance's tokenizer that the model does not have, so no mask allows them
+    pin_memory   allocate page-locked memory, for non-blocking copies to a GPU
+    """
+
+    def __init__(
+        self, vocab_size: int, words: int, max_batch: int, surplus: Collection[int] = (), *, pin_memory: bool
+    ) -> None:
+        self._words = -(-vocab_size // WORD_BITS)
+        self._computed = torch.zeros((max_batch, words), dtype=torch.int32, pin_memory=pin_memory)
+        self._rows = torch.zeros(max_batch, dtype=torch.int64, pin_memory=pin_memory)
+        # Without the words of tokens that the model does not have.
+        self._cut = torch.zeros((max_batch, self._words), dtype=torch.int32, pin_memory=pin_memory)
+        self._executor = llguidance.LLExecutor(max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 1)))
+        self._surplus = tuple(surplus)
+        self._slow = False  # the last masks took long, so the next are computed one by one, to find the slow ones
+
+    def fill(self, masked: Sequence[MaskedRow]) -> tuple[MaskRows, list[tuple[Request, End]]]:
+        """Return the masks of the sequences of a step, and the sequences that end now, for want of a next token.
+
+        Sequences that have ended since the step was built are left out.
+        """
+        live = [one for one in masked if one.request.end is None]
+        matchers: list[Matcher] = []
+        for request, _ in live:
+            assert request.matcher is not None
+            request.matcher.advance(request.output_ids)
+            matchers.append(request.matcher)
+        self._compute(matchers)
+        self._rows.numpy()[: len(live)] = [one.row for one in live]
+        masks: Array = self._computed.numpy()[:, : self._words]
+        for (request, _), matcher, mask in zip(live, matchers, masks, strict=False):
+            if matcher.free:
+                mask[:] = -1
+            self._limit(mask, request)
+        ended: list[tuple[Request, End]] = []
+        some: list[bool] = np.any(masks[: len(live)], axis=1).tolist()
+        for (request, _), matcher, any_left in zip(live, matchers, some, strict=True):
+            if matcher.error:
+                ended.append((request, End("error", FAILED + readable(matcher.error))))
+            elif not any_left:
+                reason = FAILED + "no token may come next, with the request's other limits"
+                ended.append((request, End("stop") if matcher.complete else End("error", reason)))
+        words = self._computed[: len(live)]
+        if words.shape[1] != self._words:
+            words = self._cut[: len(live)].copy_(words[:, : self._words])
+        return MaskRows(self._rows[: len(live)], words), ended
+
+    def _compute(self, matchers: Sequence[Matcher]) -> None:
+        """Write the mask of each matcher into its row of `_computed`."""
+        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
+        working = [(place, one) for place, one in enumerate(matchers) if not one.free]
+        if self._slow:
+            self._slow = False
+            for place, one in working:
+                begin = time.thread_time()  # not the time in which a busy machine runs other work
+                one.backend.unsafe_compute_mask_ptr(address + place * size, size)
+                if (taken := time.thread_time() - begin) > FAST_SECONDS:
+                    one.seconds += taken
+                    self._slow = True
+        elif working:
+            pairs = [(one.backend, place) for place, one in working]
+            begin = time.perf_counter()
+            self._executor.unsafe_compute_mask_ptr(pairs, address, size, self._computed.shape[0])
+            self._slow = time.perf_counter() - begin > FAST_SECONDS
+
+    def _limit(self, mask: Array, request: Request) -> None:
+        """Take tokens out of a mask that the request's own limits forbid: `allowed_token_ids`, single tokens of
+        `bad_words`, and end tokens before `min_tokens`."""
+        for token in self._surplus:
+            mask[token // WORD_BITS] &= _without(token)
+        edits = request.edits
+        if edits is not None and edits.limits:
+            np.bitwise_and(mask, edits.base[: self._words], out=mask)
+        if len(request.output_ids) < request.params.min_tokens:
+            # The grammar comes first: where only an end token may follow, the sequence ends.
+            bits = mask.copy()
+            for token in request.end_tokens():
+                bits[token // WORD_BITS] &= _without(token)
+            if bits.any():
+                mask[:] = bits
+
+
+def _without(token: int) -> Any:
+    """Return a word of a mask, i32, that has all bits but that of a token."""
+    return ~np.uint32(1 << token % WORD_BITS).astype(np.int32)
