@@ -23,7 +23,7 @@ def made(tokenizer: Tokenizer, **options: Any) -> GrammarCheck:
 
 def test_a_crash_ends_one_grammar(tokenizer: Tokenizer) -> None:
     check = made(tokenizer)
-    length = 20_000
+    length = 15_000
     chain = "\n".join(["start: r0", *(f"r{one}: r{one + 1}" for one in range(length)), f'r{length}: "a"'])
     assert json.loads(check.source(GOOD))["grammars"]
     before = check._process

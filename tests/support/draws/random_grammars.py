@@ -101,7 +101,7 @@ def grammar(draw: random.Random) -> str:
         place = draw.randrange(len(text))
         text = text[:place] + draw.choice(["(", '"', "|", "\0", "é", "%"]) + text[place:]
     if draw.random() < 0.1:
-        length = draw.choice([100, 20_000])
+        length = draw.choice([100, 15_000])
         text = "\n".join([f"start: r{length}", 'r0: "a"', *(f"r{one + 1}: r{one}" for one in range(length))])
     return text
 
