@@ -9,6 +9,7 @@ import pytest
 from command_world import write_checkpoint
 from http_server import HttpServer
 from pooling_artifacts import write_pooling_artifacts
+from scripted_chat import MakeChat, chat_maker
 from thread_server import EngineThread
 
 from ingot.serve.engine import client
@@ -51,3 +52,9 @@ def engine_thread() -> Iterator[type[EngineThread]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_process", EngineThread)
         yield EngineThread
+
+
+@pytest.fixture
+def chat(chat_artifact: Path, tmp_path: Path) -> MakeChat:
+    """Makes applications over models with scripted text."""
+    return chat_maker(chat_artifact, tmp_path)

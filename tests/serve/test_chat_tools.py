@@ -2,101 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
+from scripted_chat import CALL, HI, TEXT, MakeChat
 
 from ingot.ir.errors import OptionError
-from ingot.serve.async_llm import AsyncLLM
-from ingot.serve.engine.messages import Delta
 from ingot.serve.http.app import make_app
 from ingot.serve.http.options import HttpOptions
 
-TEMPLATE = """\
-{%- for tool in tools or [] %}{{ tool | tojson }}<end>{% endfor %}
-{%- for message in messages %}{{ message.role }}: {{ message.content or "" }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | items | list }}{% endfor %}
-{%- endfor %}{# <think></think> #}{% if add_generation_prompt %}assistant: {% endif %}"""
-HI = [{"role": "user", "content": "hi"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-TEXT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
-class Script:
-    """Deltas in place of an engine's."""
-
-    engine = 0
-
-    failed = False
-
-    @property
-    def ended(self) -> bool:
-        return not self._deltas
-
-    def __init__(self, deltas: list[Delta]) -> None:
-        self._deltas = deltas
-
-    async def __anext__(self) -> list[Delta]:
-        if not self._deltas:
-            raise StopAsyncIteration
-        return [self._deltas.pop(0)]
-
-    def close(self) -> None:
-        pass
-
-
-class Chat:
-    """The application over a model whose engine says `text`, in pieces of `size` characters if it streams."""
-
-    def __init__(self, artifact: Path, template: Path | None, **options: Any) -> None:
-        self.llm = AsyncLLM(artifact, chat_template=template)
-        self.app, _ = make_app(self.llm, HttpOptions(model_names=("tiny",), allowed_hosts=("server",), **options))
-        self.text, self.size, self.reason = TEXT, 5, "stop"
-        self.seen: list[Any] = []
-        self.llm.submit = self._submit  # type: ignore[method-assign]
-
-    def _submit(self, prompt: Any, params: Any, *, stream: bool, priority: int) -> Any:
-        self.seen.append(SimpleNamespace(prompt=prompt, params=params))
-        size = self.size if stream else len(self.text)
-        pieces = [self.text[begin : begin + size] for begin in range(0, len(self.text), size)]
-        deltas = [Delta(0, 0, [1], piece) for piece in pieces]
-        deltas[-1].finish_reason = self.reason
-        return Script(deltas)
-
-    def post(self, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-                return await client.post(path, json={"messages": HI, "max_tokens": 64, **fields})
-
-        return asyncio.run(send())
-
-    def chunks(self, **fields: Any) -> list[dict[str, Any]]:
-        lines = self.post(stream=True, **fields).text.split("\n\n")
-        return [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
-
-
-@pytest.fixture(scope="module")
-def chat(chat_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Chat]:
-    def make(template: str | None = TEMPLATE, **options: Any) -> Chat:
-        file = None
-        if template is not None:
-            file = tmp_path_factory.mktemp("template") / "chat.jinja"
-            file.write_text(template)
-        return Chat(chat_artifact, file, **options)
-
-    return make
-
-
-def test_an_answer_with_calls(chat: Callable[..., Chat]) -> None:
+def test_an_answer_with_calls(chat: MakeChat) -> None:
     """The template shows the formats: calls of Hermes, reasoning of Qwen."""
     model = chat()
     (choice,) = model.post(tools=[TOOL]).json()["choices"]
@@ -109,7 +29,7 @@ def test_an_answer_with_calls(chat: Callable[..., Chat]) -> None:
     assert '"weather"' in model.seen[0].prompt.text
 
 
-def test_a_stream_with_calls(chat: Callable[..., Chat]) -> None:
+def test_a_stream_with_calls(chat: MakeChat) -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in chat().chunks(tools=[TOOL])]
     assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm."
@@ -124,7 +44,7 @@ def test_a_stream_with_calls(chat: Callable[..., Chat]) -> None:
         assert json.loads(arguments) == {"city": "Oslo"}
 
 
-def test_what_the_client_does_not_want(chat: Callable[..., Chat]) -> None:
+def test_what_the_client_does_not_want(chat: MakeChat) -> None:
     model = chat()
     (choice,) = model.post(tools=[TOOL], parallel_tool_calls=False, include_reasoning=False).json()["choices"]
     assert len(choice["message"]["tool_calls"]) == 1 and "reasoning" not in choice["message"]
@@ -133,7 +53,7 @@ def test_what_the_client_does_not_want(chat: Callable[..., Chat]) -> None:
     assert CALL in choice["message"]["content"] and "weather" not in model.seen[-1].prompt.text
 
 
-def test_parsers_that_options_name(chat: Callable[..., Chat]) -> None:
+def test_parsers_that_options_name(chat: MakeChat) -> None:
     plain = chat(tool_call_parser="none", reasoning_parser="none")
     assert plain.post().json()["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     other = chat(tool_call_parser="mistral", reasoning_parser="none")
@@ -147,7 +67,7 @@ def test_parsers_that_options_name(chat: Callable[..., Chat]) -> None:
         chat(tool_call_parser="openai", reasoning_parser="qwen3")
 
 
-def test_special_tokens_of_a_format_are_kept(chat: Callable[..., Chat]) -> None:
+def test_special_tokens_of_a_format_are_kept(chat: MakeChat) -> None:
     """Detokenizing leaves special tokens out, unless a format has them. <end> is the tiny model's only one."""
     model = chat()
     model.post(tools=[TOOL])
@@ -160,14 +80,14 @@ def test_special_tokens_of_a_format_are_kept(chat: Callable[..., Chat]) -> None:
     assert serving.chat_form.needs_special
 
 
-def test_a_call_that_is_cut_off(chat: Callable[..., Chat]) -> None:
+def test_a_call_that_is_cut_off(chat: MakeChat) -> None:
     model = chat()
     model.text, model.reason = TEXT[:-40], "length"
     (choice,) = model.post(tools=[TOOL]).json()["choices"]
     assert choice["finish_reason"] == "length" and len(choice["message"]["tool_calls"]) >= 1
 
 
-def test_a_conversation_with_calls(chat: Callable[..., Chat]) -> None:
+def test_a_conversation_with_calls(chat: MakeChat) -> None:
     """The template gets arguments as an object."""
     model = chat()
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
@@ -193,12 +113,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "where"), BAD)
-def test_bad_tools(chat: Callable[..., Chat], fields: dict[str, Any], where: str) -> None:
+def test_bad_tools(chat: MakeChat, fields: dict[str, Any], where: str) -> None:
     answer = chat().post(**fields)
     assert answer.status_code == 400 and where in answer.json()["error"]["param"], answer.text
 
 
-def test_models_that_cannot_call(chat: Callable[..., Chat]) -> None:
+def test_models_that_cannot_call(chat: MakeChat) -> None:
     """Without tools in the template, the model would not see them; without a known format, calls would not be found."""
     for template, text in ((None, "template"), ("{{ tools }}{{ messages[0].content }}", "--tool-call-parser")):
         answer = chat(template).post(tools=[TOOL])

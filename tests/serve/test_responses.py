@@ -236,8 +236,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": [{"type": ["x"]}]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text only"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]}, "tools"),
-    ({"input": [{"type": "reasoning", "id": "1", "summary": []}]}, "reasoning"),
     ({"input": [{"type": "item_reference", "id": "1"}]}, "references"),
     ({"input": [{"type": {}}]}, "input[0]"),
     ({"input": "x" * 5000}, "maximum context length"),

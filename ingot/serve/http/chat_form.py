@@ -3,11 +3,14 @@
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from ingot.ir.errors import OptionError
+from ingot.runtime.prompt import Prompt
 from ingot.serve.http.options import HttpOptions
-from ingot.serve.http.parsed_deltas import new_call_id, new_short_call_id
+from ingot.serve.http.parsed_deltas import ParsedMessage, new_call_id, new_short_call_id
+from ingot.serve.http.sampling_fields import SamplingFields
 from ingot.serve.parsers.choice import chosen_parsers, reasoning_choice_of, tool_choice_of
-from ingot.serve.parsers.events import Parser
 from ingot.serve.parsers.machine import Tools
 from ingot.serve.parsers.output_parser import OutputFormat
 from ingot.serve.served_model import ServedModel
@@ -50,10 +53,22 @@ class ChatForm:
         needs_special = any(token in mark for token in special for mark in output.marks)
         return cls(output, _TOOLS.search(template) is not None, needs_special)
 
-    def new_call_id(self) -> str:
-        """Return the id of a call to which the model gives none."""
-        return new_short_call_id() if "[TOOL_CALLS]" in self.output.marks else new_call_id()
+    def new_message(
+        self, prompt: Prompt, tools: Tools, *, continues: bool, with_reasoning: bool = True, several: bool = True
+    ) -> ParsedMessage:
+        """Return a message that begins after a prompt.
 
-    def parser(self, tools: Tools, prompt: str | None, *, continues: bool) -> Parser | None:
-        """Return a parser for one message, as `OutputFormat.parser`."""
-        return self.output.parser(tools, prompt or "", continues=continues)
+        tools       the functions that the model may call, by name
+        continues   the message continues the last one of the prompt
+        others      as in `ParsedMessage`
+        """
+        parser = self.output.parser(tools, prompt.text or "", continues=continues)
+        new_id = new_short_call_id if "[TOOL_CALLS]" in self.output.marks else new_call_id
+        return ParsedMessage(parser, new_id, with_reasoning=with_reasoning, several=several)
+
+    def sampling(self, fields: SamplingFields, message: ParsedMessage) -> SamplingFields:
+        """Return the sampling fields of a request: its own, with special tokens in the text if the parser of its
+        `message` reads them."""
+        if not (message.parses and self.needs_special):
+            return fields
+        return msgspec.structs.replace(fields, skip_special_tokens=False)

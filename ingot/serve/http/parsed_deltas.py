@@ -2,13 +2,14 @@
 
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
 from ingot.serve.engine.messages import Delta
-from ingot.serve.parsers.events import Arguments, CallBegun, Content, Event, Parser, Reasoning
+from ingot.serve.parsers.events import Arguments, CallBegun, CallEnded, Content, Event, Parser, Reasoning
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -66,6 +67,7 @@ class ParsedMessage:
     new_call_id       makes the id of a call to which the model gives none
     with_reasoning    whether the client wants the reasoning
     several           whether the client wants more than one call
+    parses            (attribute) whether there is a parser
     called            (attribute) whether a call has begun
     """
 
@@ -74,38 +76,55 @@ class ParsedMessage:
     ) -> None:
         self._parser, self._new_call_id = parser, new_call_id
         self._with_reasoning, self._several = with_reasoning, several
+        self.parses = parser is not None
         self.called = False
 
     def part_of(self, delta: Delta) -> MessagePart:
         """Return what a delta adds to the message. Text that may become a marker comes with a later one."""
+        part = MessagePart()
+        for event in self.events_of(delta):
+            _add(part, event)
+        return part
+
+    def events_of(self, delta: Delta) -> list[Event]:
+        """Return what a delta adds to the message, in its order. Each call has an id."""
         if self._parser is None:
-            return MessagePart(delta.text)
+            return [Content(delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             events += self._parser.finish()
-        part = MessagePart()
-        for event in events:
-            self._add(part, event)
-        return part
+        return list(self._wanted(events))
 
     def finish_reason(self, delta: Delta) -> str | None:
         """Return why the message has ended: "tool_calls" after a call, unless it was too long or failed."""
         return "tool_calls" if self.called and delta.finish_reason == "stop" else delta.finish_reason
 
-    def _add(self, part: MessagePart, event: Event) -> None:
-        match event:
-            case Content(text):
-                part.content += text
-            case Reasoning(text) if self._with_reasoning:
-                part.reasoning += text
-            case CallBegun(index, name, call_id) if index == 0 or self._several:
-                self.called = True
-                begin = DeltaFunction("", name)
-                part.calls.append(DeltaToolCall(index, begin, call_id or self._new_call_id(), "function"))
-            case Arguments(index, text) if index == 0 or self._several:
-                if not part.calls or part.calls[-1].index != index:
-                    part.calls.append(DeltaToolCall(index, DeltaFunction("")))
-                part.calls[-1].function.arguments += text
+    def _wanted(self, events: Iterable[Event]) -> Iterable[Event]:
+        for event in events:
+            match event:
+                case Reasoning() if not self._with_reasoning:
+                    continue
+                case CallBegun(index) | Arguments(index) | CallEnded(index) if index > 0 and not self._several:
+                    continue
+                case CallBegun(_, _, call_id):
+                    self.called = True
+                    yield replace(event, call_id=call_id or self._new_call_id())
+                case _:
+                    yield event
+
+
+def _add(part: MessagePart, event: Event) -> None:
+    match event:
+        case Content(text):
+            part.content += text
+        case Reasoning(text):
+            part.reasoning += text
+        case CallBegun(index, name, call_id):
+            part.calls.append(DeltaToolCall(index, DeltaFunction("", name), call_id, "function"))
+        case Arguments(index, text):
+            if not part.calls or part.calls[-1].index != index:
+                part.calls.append(DeltaToolCall(index, DeltaFunction("")))
+            part.calls[-1].function.arguments += text
 
 
 def new_call_id() -> str:

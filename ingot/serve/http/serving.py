@@ -7,10 +7,12 @@ from starlette.requests import Request
 
 from ingot.serve.async_llm import AsyncLLM
 from ingot.serve.http.chat_form import ChatForm
+from ingot.serve.http.chat_tools import check_tools_served
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.responses_api.store import ResponseStore
+from ingot.serve.parsers.machine import Tools
 
 
 @dataclass
@@ -39,6 +41,14 @@ class Serving:
         """Return whether a request would be served now."""
         engine = self.llm.engine
         return engine.state == "ready" and not engine.paused and not self.draining
+
+    def check_tools(self, tools: Tools) -> None:
+        """Raise HttpError 400 if the model cannot call a request's tools.
+
+        No tools are no error, nor is a model without a chat template: rendering says what is missing."""
+        if tools and self.llm.model.has_chat_template:
+            form = self.chat_form
+            check_tools_served(has_parser=form.output.tools is not None, reads_tools=form.reads_tools)
 
     def model_name(self, requested: str | None) -> str:
         """Return the model's name for the answer to a request that names the model `requested`. None: the first name.

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 
 from ingot.serve.parsers.machine import ToolMachine, Tools
-from ingot.serve.parsers.names import is_name
-from ingot.serve.parsers.source import Malformed, Steps, markers
+from ingot.serve.parsers.names import read_name
+from ingot.serve.parsers.source import Malformed, Source, Steps, markers
 from ingot.serve.parsers.values import JSON, read_text, read_value, read_whole
 
 _ARGUMENTS = ("arguments", "parameters")  # Llama's models write the second one
@@ -112,17 +112,13 @@ def _read_call(machine: ToolMachine, form: JsonForm, *, bare: bool) -> Steps[Non
     char = ","
     while char == ",":
         source.take(1)
-        if (yield from source.blank()) != '"':
-            raise Malformed
-        key = yield from read_text(source, JSON)
-        if (yield from source.blank()) != ":" or (bare and key not in _FIELDS):
+        key = yield from _read_key(source, bare=bare)
+        if (yield from source.blank()) != ":":
             raise Malformed
         source.take(1)
         char = yield from source.blank()
         if key == "name" and name is None:
-            name = yield from read_text(source, JSON)
-            if not is_name(name):
-                raise Malformed
+            name = yield from read_name(source)
         elif key in _ARGUMENTS and arguments is None and not done:
             if name is not None and char == "{":
                 machine.begin_call(name)
@@ -142,6 +138,19 @@ def _read_call(machine: ToolMachine, form: JsonForm, *, bare: bool) -> Steps[Non
         machine.begin_call(name)
         machine.emit_arguments(arguments or "{}")
         machine.end_call()
+
+
+def _read_key(source: Source, *, bare: bool) -> Steps[str]:
+    """Read the name of a field. In an object without a marker before it, other fields than those of calls are wrong at
+    their first character: the object is an answer in JSON, which need not wait."""
+    if (yield from source.blank()) != '"':
+        raise Malformed
+    if not bare:
+        return (yield from read_text(source, JSON))
+    found = yield from source.literal(*(f'"{name}"' for name in _FIELDS))
+    if found is None:
+        raise Malformed
+    return found.strip('"')
 
 
 def _object(text: str) -> str:

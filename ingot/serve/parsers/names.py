@@ -2,14 +2,26 @@
 
 import re
 
+from ingot.serve.parsers.source import Malformed, Source, Steps
+
 # OpenAI allows 64 letters, digits, underscores and dashes. Names of other servers' tools have dots, slashes and colons.
 MAX_NAME = 256
-_NAME = re.compile(r"[\w.\-/:@$]{1,256}")
+_LETTERS = re.compile(r"[\w.\-/:@$]+")
 
 
 def is_name(text: str) -> bool:
     """Return whether a text may be the name of a function."""
-    return _NAME.fullmatch(text) is not None
+    return len(text) <= MAX_NAME and _LETTERS.fullmatch(text) is not None
+
+
+def read_name(source: Source) -> Steps[str]:
+    """Read the name of a function in double quotes. Raises Malformed at the first character that names do not have."""
+    if (yield from source.literal('"')) is None:
+        raise Malformed
+    name = yield from source.run(_LETTERS, MAX_NAME)
+    if not name or (yield from source.literal('"')) is None:
+        raise Malformed
+    return name
 
 
 def plain_header(header: str) -> tuple[str, str | None]:

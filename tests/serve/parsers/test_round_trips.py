@@ -59,7 +59,7 @@ def check(draw: random.Random, tools: str | None, reasoning: str | None) -> None
     if reasoning is None and tools != "openai":
         message = Message(message.content, "", message.calls)
     if tools == "xlam":  # whose marker of calls is that of code
-        message = Message(message.content.replace("`", ""), message.reasoning, message.calls)
+        message = Message(message.content.replace("`", "").strip(), message.reasoning, message.calls)
     chosen = None if reasoning is None else reasoning_choice_of(reasoning)
     form = OutputFormat(None if tools is None else tool_choice_of(tools), chosen)
     functions = tools_of(message) or {"unused": {}}

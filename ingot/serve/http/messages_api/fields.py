@@ -10,22 +10,12 @@ from ingot.runtime.chat.template import ChatOptions
 from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.extension_fields import ExtensionFields, sampling_fields
+from ingot.serve.http.messages_api.blocks import REASONS, TEXT_FIELDS, read_anthropic_tools, read_message
 from ingot.serve.http.response_formats import grammar_of
 from ingot.serve.http.sampling_fields import SamplingFields
+from ingot.serve.parsers.machine import Tools
 
-_ROLES = ("user", "assistant", "system")
-_TEXT_FIELDS = {"text": "text"}
-_NO_TOOLS = "tools are not supported yet; leave out the blocks of tools"
-_NO_THINKING = "thinking is not supported yet; leave out the blocks of thinking"
-_ONLY_TEXT = "this model reads text only; leave the block out"
-_REASONS = {
-    "tool_use": _NO_TOOLS,
-    "tool_result": _NO_TOOLS,
-    "thinking": _NO_THINKING,
-    "redacted_thinking": _NO_THINKING,
-    "image": _ONLY_TEXT,
-    "document": _ONLY_TEXT,
-}
+_THINKS = ("enabled", "adaptive")
 
 
 class CountFields(ExtensionFields, kw_only=True):
@@ -36,10 +26,10 @@ class CountFields(ExtensionFields, kw_only=True):
 
     messages: list[Any]
     system: str | list[Any] | None = None
-    # Refused unless neutral.
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    # Refused unless neutral.
     output_config: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
     context_management: Any = None
@@ -61,14 +51,16 @@ class MessageFields(CountFields, kw_only=True):
     inference_geo: str | None = None
 
 
-def check_supported(fields: CountFields) -> None:
-    """Raise HttpError for fields that this server does not support."""
-    kind = None if fields.tool_choice is None else fields.tool_choice.get("type")
-    if fields.tools and kind != "none":
-        raise HttpError(400, "tools are not supported yet; leave them out, or send tool_choice none", param="tools")
-    checked(400, "tool_choice", fields.tool_choice, kind in (None, "auto", "none"), "auto or none, without tools")
-    if fields.thinking is not None and fields.thinking.get("type") != "disabled":
-        raise HttpError(400, "thinking is not supported yet; leave it out, or send type disabled", param="thinking")
+def check_supported(fields: CountFields, *, reasons: bool) -> None:
+    """Raise HttpError for fields that this server does not support.
+
+    reasons   the server has a parser for the model's reasoning
+    """
+    kind = None if fields.thinking is None else fields.thinking.get("type")
+    checked(400, "thinking.type", kind, kind in (None, *_THINKS, "disabled"), '"enabled", "adaptive" or "disabled"')
+    if kind in _THINKS and not reasons:
+        message = "this server cannot tell the format of the model's reasoning; leave thinking out"
+        raise HttpError(400, f"{message}, or serve the model with --reasoning-parser NAME", param="thinking")
     others = [name for name, value in (fields.output_config or {}).items() if name != "format" and value is not None]
     if others:
         raise HttpError(400, f"output_config.{others[0][:80]} is not supported; leave it out", param="output_config")
@@ -88,30 +80,37 @@ def sampling_of(fields: MessageFields) -> SamplingFields:
     return sampling
 
 
-def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions]:
-    """Return a request's messages in the form of chats, and the options of the chat template.
+def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions, Tools]:
+    """Return a request's messages in the form of chats, the options of the chat template, and the functions that the
+    model may call.
 
     Consecutive messages of one role become one message. If the last message is the assistant's, the model continues it.
-    Raises HttpError 400 for malformed messages.
+    Raises HttpError 400 for malformed messages or tools.
     """
     made: list[Message] = []
     if fields.system is not None:
-        made.append({"role": "system", "content": content_text(fields.system, "system", _TEXT_FIELDS, _REASONS)})
+        made.append({"role": "system", "content": content_text(fields.system, "system", TEXT_FIELDS, REASONS)})
     for index, given in enumerate(fields.messages):
-        message = _message(given, f"messages[{index}]")
-        if made and made[-1]["role"] == message["role"]:
-            made[-1]["content"] += "\n" + message["content"]
-        else:
-            made.append(message)
+        for message in read_message(given, f"messages[{index}]"):
+            if made and made[-1]["role"] == message["role"] != "tool":
+                made[-1] = _joined(made[-1], message)
+            else:
+                made.append(message)
     if not fields.messages:
         raise HttpError(400, "the conversation is empty; expected: at least one message", param="messages")
     continues = made[-1]["role"] == "assistant"
-    return made, ChatOptions(not continues, continues, None, fields.chat_template_kwargs)
+    variables: dict[str, Any] = {}
+    if fields.thinking is not None:  # the variable of most templates of models that can reason
+        variables["enable_thinking"] = fields.thinking.get("type") in _THINKS
+    variables |= fields.chat_template_kwargs or {}
+    tools, functions = read_anthropic_tools(fields.tools, fields.tool_choice)
+    return made, ChatOptions(not continues, continues, tools, variables), functions
 
 
-def _message(given: Any, where: str) -> Message:
-    if not isinstance(given, dict):
-        raise HttpError(400, f"{given!r:.80} is no message; expected: an object", param=where)
-    role = given.get("role")
-    checked(400, f"{where}.role", role, role in _ROLES, '"user", "assistant" or "system"')
-    return {"role": role, "content": content_text(given.get("content"), f"{where}.content", _TEXT_FIELDS, _REASONS)}
+def _joined(first: Message, second: Message) -> Message:
+    """Return two messages of one role as one."""
+    texts = [message["content"] for message in (first, second) if message["content"]]
+    joined = {**first, **second, "content": "\n".join(texts)}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    return joined

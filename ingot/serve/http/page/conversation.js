@@ -33,8 +33,8 @@ export class Conversation {
 
   /** Send a text and show the answer. Returns the error if the server answers with one, else null.
    *
-   * A text without an answer is no part of the conversation. `settings`: `system`, and `sampling` with fields of the
-   * request. */
+   * Reasoning is shown before the answer, in a quiet colour. A text without an answer is no part of the conversation.
+   * `settings`: `system`, and `sampling` with fields of the request. */
   async send(text, { system, sampling }) {
     const abort = (this.#abort = new AbortController());
     const messages = this.#messages;
@@ -43,6 +43,9 @@ export class Conversation {
     const kind = this.chats ? ["assistant", "Model"] : ["completion", "Completion"];
     const { turn, words, facts } = addTurn(this.#log, ...kind);
     if (!this.chats) words.append(h("span", { class: "prompt" }, text));
+    const thoughts = h("span", { class: "thoughts" });
+    words.append(thoughts);
+    const thinking = new TextWriter(this.#log, thoughts);
     const writer = new TextWriter(this.#log, words);
     const watch = new Stopwatch();
     const sent = system ? [{ role: "system", content: system }, ...messages, question] : [...messages, question];
@@ -58,8 +61,11 @@ export class Conversation {
         usage = chunk.usage ?? usage;
         if (!choice) continue;
         const piece = this.chats ? choice.delta.content : choice.text;
+        const thought = choice.delta?.reasoning;
+        if (thought || piece) watch.token();
+        if (thought) thinking.add(thought);
         if (piece) {
-          watch.token();
+          if (thinking.text && !writer.text) thinking.add("\n\n");
           writer.add(piece);
         }
         reason = choice.finish_reason ?? reason;
@@ -68,8 +74,9 @@ export class Conversation {
       if (error.name === "AbortError") reason = "abort";
       else failed = error;
     }
+    thinking.flush();
     writer.flush();
-    if (failed && !writer.text) turn.remove();
+    if (failed && !thinking.text && !writer.text) turn.remove();
     if (failed) addTurn(this.#log, "error", "Error", failed.message);
     else keepingEnd(this.#log, () => (facts.textContent = watch.facts(usage, reason)));
     const answer = { role: "assistant", content: writer.text };

@@ -12,30 +12,26 @@ from ingot.serve.engine.messages import Delta
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.logprobs import ChatTokenLogprob, chat_logprobs
+from ingot.serve.http.parsed_deltas import ParsedMessage
 from ingot.serve.http.responses_api.events import (
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
     ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
-    TextDelta,
-    TextDone,
 )
 from ingot.serve.http.responses_api.fields import ResponseFields
+from ingot.serve.http.responses_api.items import OutputItems
 from ingot.serve.http.responses_api.objects import (
-    OutputMessage,
-    OutputText,
+    OutputItem,
     ResponseError,
     ResponseObject,
     response_usage,
 )
 from ingot.serve.http.responses_api.store import ResponseStore, StoredResponse
 from ingot.serve.http.typed_events import TypedAnswer, typed_event
+from ingot.serve.parsers.events import Content
 
 # OpenAI's ids are as long. Without API keys, only the id protects a response from other clients.
 _ID_BYTES = 24
@@ -44,6 +40,7 @@ _ID_BYTES = 24
 class ResponseWriter(TypedAnswer):
     """Writes the response to a checked request, and stores it at its end.
 
+    message    separates the text, the reasoning and the calls
     messages   the conversation before the answer, without instructions
     params     the sampling parameters of the generation
     store      where the response is stored; None if the request or the server stores nothing
@@ -54,6 +51,7 @@ class ResponseWriter(TypedAnswer):
         self,
         fields: ResponseFields,
         model_name: str,
+        message: ParsedMessage,
         messages: list[Message],
         generation: Generation,
         params: SamplingParams,
@@ -64,10 +62,9 @@ class ResponseWriter(TypedAnswer):
         self._messages, self._generation = messages, generation
         self._store, self._owner = store, owner
         self._id = f"resp_{secrets.token_hex(_ID_BYTES)}"
-        self._item_id = f"msg_{secrets.token_hex(_ID_BYTES)}"
+        self._parsed = message
+        self._items = OutputItems(self._event)
         self._created = int(time.time())
-        self._text: list[str] = []
-        self._logprobs: list[ChatTokenLogprob] = []
         self._finish_reason: str | None = None
         self._events = 0
 
@@ -76,70 +73,62 @@ class ResponseWriter(TypedAnswer):
         async for _, deltas in self._generation:
             for delta in deltas:
                 self._add(delta)
+        self._close()
         return self._ended()
 
     def events(self, _index: int, deltas: list[Delta]) -> bytes:
-        """Return the events for deltas: first those that announce the response, its message and its text."""
+        """Return the events for deltas: first those that announce the response, and its message if it has only one."""
         made = self._first_events() if self._events == 0 else []
         for delta in deltas:
-            logprobs = self._add(delta)
-            if delta.text or logprobs:
-                made.append(self._event(TextDelta, **self._place(), delta=delta.text, logprobs=logprobs))
+            made += self._add(delta)
         return b"".join(made)
 
     def last_events(self) -> bytes:
-        """Return the events that complete the text, the message and the response. "" if the client has left."""
+        """Return the events that complete the last item and the response. "" if the client has left."""
         if self._finish_reason is None:
             return b""
-        text, message = self._output_text(), self._message()
+        made = self._close()
         response = self._ended()
         kind = ResponseCompleted if response.status == "completed" else ResponseIncomplete
-        made = (
-            self._event(TextDone, **self._place(), text=text.text, logprobs=text.logprobs),
-            self._event(PartDone, **self._place(), part=text),
-            self._event(ItemDone, output_index=0, item=message),
-            self._event(kind, response=response),
-        )
-        return b"".join(made)
+        return b"".join((*made, self._event(kind, response=response)))
 
     def error_events(self, error: HttpError) -> bytes:
         """Return the event of a failed response."""
         failed = self._object("failed", [], error=ResponseError("server_error", error.message))
         return self._event(ResponseFailed, response=failed)
 
-    def _add(self, delta: Delta) -> list[ChatTokenLogprob]:
-        """Add a delta to the text. Return its log-probabilities in OpenAI's form; none if they are not requested."""
-        self._text.append(delta.text)
+    def _add(self, delta: Delta) -> list[bytes]:
+        """Add a delta to the output, and return its events. Its log-probabilities belong to its first text, and are
+        left out if it has none, as when it is part of a call."""
         self._finish_reason = delta.finish_reason
-        if self._params.logprobs is None or delta.logprobs is None:
-            return []
-        logprobs = chat_logprobs(delta.logprobs, self._params.logprobs, as_ids=False).content
-        self._logprobs += logprobs
-        return logprobs
+        logprobs: list[ChatTokenLogprob] = []
+        if self._params.logprobs is not None and delta.logprobs is not None:
+            logprobs = chat_logprobs(delta.logprobs, self._params.logprobs, as_ids=False).content
+        found = self._parsed.events_of(delta)
+        if logprobs and not found and not self._parsed.parses:  # tokens of an incomplete character
+            found = [Content("")]
+        made: list[bytes] = []
+        for event in found:
+            made += self._items.take(event, logprobs)
+            logprobs = [] if isinstance(event, Content) else logprobs
+        return made
+
+    def _close(self) -> list[bytes]:
+        """End the last item. An output without any has an empty message."""
+        made = [] if self._items.items else self._items.open_message()
+        return [*made, *self._items.close(self._status())]
 
     def _first_events(self) -> list[bytes]:
-        message = OutputMessage(self._item_id, "in_progress", [])
-        return [
+        made = [
             self._event(ResponseCreated, response=self._object("in_progress", [])),
             self._event(ResponseInProgress, response=self._object("in_progress", [])),
-            self._event(ItemAdded, output_index=0, item=message),
-            self._event(PartAdded, **self._place(), part=OutputText("", [])),
         ]
+        return made if self._parsed.parses else [*made, *self._items.open_message()]
 
     def _event(self, kind: type[ResponseEvent], **fields: object) -> bytes:
         made = typed_event(kind(sequence_number=self._events, **fields))
         self._events += 1
         return made
-
-    def _place(self) -> dict[str, object]:
-        """Return the fields that say to which text of the output an event belongs."""
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _output_text(self) -> OutputText:
-        return OutputText("".join(self._text), self._logprobs)
-
-    def _message(self) -> OutputMessage:
-        return OutputMessage(self._item_id, self._status(), [self._output_text()])
 
     def _status(self) -> Literal["completed", "incomplete"]:
         return "incomplete" if self._finish_reason == "length" else "completed"
@@ -148,20 +137,19 @@ class ResponseWriter(TypedAnswer):
         """Return the response after its end, and store it. Raises HttpError if the client has left before the end."""
         if self._finish_reason is None:
             raise HttpError(400, "the client left before the end")
-        message = self._message()
-        response = self._object(self._status(), [message])
+        response = self._object(self._status(), self._items.items)
         response.usage = response_usage(self._generation)
         response.completed_at = int(time.time()) if response.status == "completed" else None
         if self._store is not None:
-            answer: Message = {"role": "assistant", "content": message.content[0].text}
-            stored = StoredResponse(msgspec.json.encode(response), (*self._messages, answer))
+            messages = (*self._messages, self._items.as_message())
+            stored = StoredResponse(msgspec.json.encode(response), messages)
             self._store.put(self._owner, self._id, stored)
         return response
 
     def _object(
         self,
         status: Literal["in_progress", "completed", "incomplete", "failed"],
-        output: list[OutputMessage],
+        output: list[OutputItem],
         error: ResponseError | None = None,
     ) -> ResponseObject:
         fields, params = self._fields, self._params

@@ -4,7 +4,7 @@ The forms are those of OpenAI's Python client (openai/types/responses/response_*
 """
 
 from ingot.serve.http.logprobs import ChatTokenLogprob
-from ingot.serve.http.responses_api.objects import OutputMessage, OutputText, ResponseObject
+from ingot.serve.http.responses_api.objects import OutputItem, OutputText, ReasoningText, ResponseObject
 from ingot.serve.http.typed_events import TypedEvent
 
 
@@ -40,15 +40,15 @@ class ResponseFailed(_OfResponse, tag="response.failed", kw_only=True):
 
 class _OfItem(ResponseEvent, kw_only=True):
     output_index: int
-    item: OutputMessage
+    item: OutputItem
 
 
 class ItemAdded(_OfItem, tag="response.output_item.added", kw_only=True):
-    """The message begins."""
+    """An item of the output begins."""
 
 
 class ItemDone(_OfItem, tag="response.output_item.done", kw_only=True):
-    """The message is complete."""
+    """An item of the output is complete."""
 
 
 class _OfContent(ResponseEvent, kw_only=True):
@@ -58,15 +58,15 @@ class _OfContent(ResponseEvent, kw_only=True):
 
 
 class PartAdded(_OfContent, tag="response.content_part.added", kw_only=True):
-    """The text of the message begins."""
+    """The text of a message or of reasoning begins."""
 
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class PartDone(_OfContent, tag="response.content_part.done", kw_only=True):
-    """The text of the message is complete."""
+    """The text of a message or of reasoning is complete."""
 
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(_OfContent, tag="response.output_text.delta", kw_only=True):
@@ -81,3 +81,33 @@ class TextDone(_OfContent, tag="response.output_text.done", kw_only=True):
 
     text: str
     logprobs: list[ChatTokenLogprob]
+
+
+class ReasoningDelta(_OfContent, tag="response.reasoning_text.delta", kw_only=True):
+    """New text of reasoning."""
+
+    delta: str
+
+
+class ReasoningDone(_OfContent, tag="response.reasoning_text.done", kw_only=True):
+    """All text of an item of reasoning."""
+
+    text: str
+
+
+class _OfCall(ResponseEvent, kw_only=True):
+    item_id: str
+    output_index: int
+
+
+class ArgumentsDelta(_OfCall, tag="response.function_call_arguments.delta", kw_only=True):
+    """New text of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDone(_OfCall, tag="response.function_call_arguments.done", kw_only=True):
+    """All arguments of a call."""
+
+    name: str
+    arguments: str

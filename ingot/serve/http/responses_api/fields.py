@@ -1,4 +1,4 @@
-"""Requests of `/v1/responses`: their fields, and the messages of their input.
+"""Requests of `/v1/responses`: their fields.
 
 The forms are those of OpenAI's Python client (openai/types/responses/response_create_params.py, version 3.54).
 """
@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ingot.runtime.chat.messages import Message
-from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.extension_fields import ExtensionFields, sampling_fields
 from ingot.serve.http.response_formats import grammar_of
@@ -28,20 +26,6 @@ _INCLUDABLE = (
     "file_search_call.results",
     "message.input_image.image_url",
 )
-
-_ROLES = ("user", "assistant", "system", "developer")
-_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_ONLY_TEXT = "this model reads text only; leave the part out"
-_PART_REASONS = {"input_image": _ONLY_TEXT, "input_file": _ONLY_TEXT, "input_audio": _ONLY_TEXT}
-_NO_TOOLS = "tools are not supported yet; leave out the items of tool calls"
-_ITEM_REASONS = {
-    "function_call": _NO_TOOLS,
-    "function_call_output": _NO_TOOLS,
-    "custom_tool_call": _NO_TOOLS,
-    "custom_tool_call_output": _NO_TOOLS,
-    "reasoning": "reasoning is not supported yet; leave out the items of reasoning",
-    "item_reference": "references are not supported; send the item itself, or previous_response_id",
-}
 
 
 class ResponseStreamOptions(msgspec.Struct):
@@ -64,6 +48,9 @@ class ResponseFields(ExtensionFields, kw_only=True):
     metadata: dict[str, str] | None = None
     stream_options: ResponseStreamOptions | None = None
     stop: str | list[str] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     # Refused unless neutral.
     background: bool | None = None
     conversation: Any = None
@@ -72,11 +59,8 @@ class ResponseFields(ExtensionFields, kw_only=True):
     prompt: Any = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     # No effect on the output.
     max_tool_calls: int | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
@@ -92,10 +76,6 @@ def check_supported(fields: ResponseFields) -> None:
     for name in fields.include or ():
         checked(400, "include", name, name in _INCLUDABLE, ", ".join(_INCLUDABLE))
     _check_metadata(fields.metadata or {})
-    if fields.tools and fields.tool_choice != "none":
-        raise HttpError(400, "tools are not supported yet; leave them out, or send tool_choice none", param="tools")
-    choice = fields.tool_choice
-    checked(400, "tool_choice", choice, choice in (None, "auto", "none"), "auto or none, without tools")
     reasons = [name for name, value in (fields.reasoning or {}).items() if value not in (None, "none")]
     if reasons:
         raise HttpError(400, f"reasoning.{reasons[0][:80]} is not supported yet; leave it out", param="reasoning")
@@ -114,26 +94,6 @@ def sampling_of(fields: ResponseFields) -> SamplingFields:
     form = (fields.text or {}).get("format")
     sampling.structured_outputs = grammar_of(form, fields.structured_outputs, "text.format")
     return sampling
-
-
-def input_messages(given: str | list[Any]) -> list[Message]:
-    """Return the input of a request as messages in the form of chats. Raises HttpError 400 for malformed items."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [_message(item, f"input[{index}]") for index, item in enumerate(given)]
-
-
-def _message(item: Any, where: str) -> Message:
-    if not isinstance(item, dict):
-        raise HttpError(400, f"{item!r:.80} is no item; expected: an object", param=where)
-    kind = item.get("type", "message")
-    if kind != "message":
-        reason = _ITEM_REASONS.get(kind, "") if isinstance(kind, str) else ""
-        raise HttpError(400, reason or f'type = {kind!r:.80}; expected: "message"', param=where)
-    role = item.get("role")
-    checked(400, f"{where}.role", role, role in _ROLES, ", ".join(f'"{one}"' for one in _ROLES))
-    text = content_text(item.get("content"), f"{where}.content", _TEXT_FIELDS, _PART_REASONS)
-    return {"role": role, "content": text}
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

@@ -20,12 +20,40 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """The assistant's message: the only item of an output."""
+    """A message of the assistant."""
 
     id: str
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """Reasoning of the model. It has no summary."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[ReasoningText]
+    summary: tuple[()] = ()
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function. `arguments` is the text of a JSON object, unless the call is incomplete."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputDetails(msgspec.Struct):
@@ -36,7 +64,7 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """How many tokens of the output are reasoning: none, because reasoning is not separated yet."""
+    """How many tokens of the output are reasoning. They are not counted: reasoning is separated as text."""
 
     reasoning_tokens: int = 0
 
@@ -73,7 +101,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None

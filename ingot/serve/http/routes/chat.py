@@ -16,7 +16,7 @@ from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, 
 from ingot.serve.http.beam_search import request_params
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
-from ingot.serve.http.chat_tools import calls_allowed, check_tools_served, read_tools
+from ingot.serve.http.chat_tools import calls_allowed, read_tools
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
@@ -24,7 +24,6 @@ from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logpro
 from ingot.serve.http.parsed_deltas import DeltaToolCall, MessagePart, ParsedMessage, ToolCall
 from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room
 from ingot.serve.http.serving import Serving, serving_of
-from ingot.serve.parsers.events import Parser
 from ingot.serve.parsers.machine import Tools
 
 router = APIRouter()
@@ -141,11 +140,9 @@ class _ChatAnswer(Answer):
         fields, model = self._fields, serving.llm.model
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         self._form = serving.chat_form
-        self._parses = self._parser() is not None
-        if self._parses and self._form.needs_special:
-            fields = msgspec.structs.replace(fields, skip_special_tokens=False)
+        sampling = self._form.sampling(fields, self._new_message())
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
-        params = request_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
+        params = request_params(sampling, model.defaults, max_tokens=room, logprobs=self._top)
         streams = bool(fields.stream)
         self._generation = Generation(serving, [self._prompt], [params], stream=streams, priority=fields.priority or 0)
         return self._generation
@@ -182,7 +179,7 @@ class _ChatAnswer(Answer):
                     events.append(self._event([ChatChunkChoice(delta.index, message, None, None)]))
             parsed = self._message(delta.index)
             part = parsed.part_of(delta)
-            if self._shows(delta, part):
+            if self._shows(delta, parsed, part):
                 usage = usage_of(self._generation) if self._stream.continuous_usage_stats else None
                 events.append(self._event([self._chunk(delta, parsed, part)], usage))
         return b"".join(events)
@@ -215,24 +212,26 @@ class _ChatAnswer(Answer):
             delta.token_ids if self._fields.return_token_ids else None,
         )
 
-    def _parser(self) -> Parser | None:
-        return self._form.parser(self._tools, self._prompt.text, continues=bool(self._fields.continue_final_message))
+    def _new_message(self) -> ParsedMessage:
+        fields = self._fields
+        return self._form.new_message(
+            self._prompt,
+            self._tools,
+            continues=bool(fields.continue_final_message),
+            with_reasoning=fields.include_reasoning is not False,
+            several=fields.parallel_tool_calls is not False,
+        )
 
     def _message(self, index: int) -> ParsedMessage:
         """Return the message of a choice, which begins with its first delta."""
         if index not in self._messages:
-            self._messages[index] = ParsedMessage(
-                self._parser(),
-                self._form.new_call_id,
-                with_reasoning=self._fields.include_reasoning is not False,
-                several=self._fields.parallel_tool_calls is not False,
-            )
+            self._messages[index] = self._new_message()
         return self._messages[index]
 
-    def _shows(self, delta: Delta, part: MessagePart) -> bool:
+    def _shows(self, delta: Delta, parsed: ParsedMessage, part: MessagePart) -> bool:
         """Return whether a delta makes a chunk. Without anything new for the client, it makes none."""
         new = part.content or part.reasoning or part.calls or delta.finish_reason is not None
-        return bool(new) or self._top is not None or bool(self._fields.return_token_ids) or not self._parses
+        return bool(new) or self._top is not None or bool(self._fields.return_token_ids) or not parsed.parses
 
     def _chunk(self, delta: Delta, parsed: ParsedMessage, part: MessagePart) -> ChatChunkChoice:
         content = part.content if part.content or not (part.reasoning or part.calls) else None
@@ -272,12 +271,9 @@ def _check(fields: ChatFields) -> None:
 
 def _tools(fields: ChatFields, serving: Serving) -> Tools:
     """Return the functions that the model may call; none with tool_choice "none". Raises HttpError."""
-    tools = read_tools(fields.tools or ())
-    if not calls_allowed(fields.tool_choice) or not tools:
-        return {}
-    if serving.llm.model.has_chat_template:  # else rendering says what is missing
-        form = serving.chat_form
-        check_tools_served(has_parser=form.output.tools is not None, reads_tools=form.reads_tools)
+    given = read_tools(fields.tools or ())
+    tools = given if calls_allowed(fields.tool_choice) else {}
+    serving.check_tools(tools)
     return tools
 
 

@@ -28,10 +28,14 @@ async def create_message(request: Request) -> Response:
     serving = serving_of(request)
     fields = await read_fields(request, MessageFields, serving.options)
     model_name = serving.model_name(fields.model)
-    check_supported(fields)
-    messages, options = conversation(fields)
+    check_supported(fields, reasons=serving.chat_form.output.reasoning is not None)
+    messages, options, tools = conversation(fields)
+    serving.check_tools(tools)
     sampling = sampling_of(fields)
     prompt = await chat_prompt(request, serving, messages, options, sampling)
+    several = not (fields.tool_choice or {}).get("disable_parallel_tool_use")
+    message = serving.chat_form.new_message(prompt, tools, continues=options.continue_final_message, several=several)
+    sampling = serving.chat_form.sampling(sampling, message)
     model = serving.llm.model
     room = room_up_to(fields.max_tokens, len(prompt.token_ids), model.max_seq_len, "max_tokens")
     params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=None)
@@ -39,7 +43,7 @@ async def create_message(request: Request) -> Response:
     generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
     request_id: str = request.state.request_id
     writer = MessageWriter(
-        f"msg_{request_id}", request_id, model_name, generation, full_length=room < fields.max_tokens
+        f"msg_{request_id}", request_id, model_name, generation, message, full_length=room < fields.max_tokens
     )
     return await respond(request, generation, writer, stream=streams)
 
@@ -50,6 +54,8 @@ async def count_tokens(request: Request) -> Response:
     serving = serving_of(request)
     fields = await read_fields(request, CountFields, serving.options)
     serving.model_name(fields.model)
-    check_supported(fields)
-    prompt = await serving.llm.render(*conversation(fields))
+    check_supported(fields, reasons=serving.chat_form.output.reasoning is not None)
+    messages, options, tools = conversation(fields)
+    serving.check_tools(tools)
+    prompt = await serving.llm.render(messages, options)
     return json_response({"input_tokens": len(prompt.token_ids)})

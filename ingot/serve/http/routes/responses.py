@@ -1,5 +1,7 @@
 """`/v1/responses`: OpenAI's Responses API. Ended responses are stored, so that a request can continue one by its id."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,13 +15,8 @@ from ingot.serve.http.chat_prompts import chat_prompt
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.responses_api.answer import ResponseWriter
-from ingot.serve.http.responses_api.fields import (
-    LOGPROBS,
-    ResponseFields,
-    check_supported,
-    input_messages,
-    sampling_of,
-)
+from ingot.serve.http.responses_api.fields import LOGPROBS, ResponseFields, check_supported, sampling_of
+from ingot.serve.http.responses_api.input_items import input_messages, read_response_tools
 from ingot.serve.http.responses_api.truncation import drop_oldest_turns
 from ingot.serve.http.sampling_fields import room_up_to, sampling_params
 from ingot.serve.http.serving import Serving, serving_of
@@ -34,15 +31,20 @@ async def create_response(request: Request) -> Response:
     fields = await read_fields(request, ResponseFields, serving.options)
     model_name = serving.model_name(fields.model)
     check_supported(fields)
-    messages, prompt = await _prompt(request, serving, fields)
+    tools, functions = read_response_tools(fields.tools, fields.tool_choice)
+    serving.check_tools(functions)
+    messages, prompt = await _prompt(request, serving, fields, tools)
+    several = fields.parallel_tool_calls is not False
+    message = serving.chat_form.new_message(prompt, functions, continues=False, several=several)
+    sampling = serving.chat_form.sampling(sampling_of(fields), message)
     model = serving.llm.model
     room = room_up_to(fields.max_output_tokens, len(prompt.token_ids), model.max_seq_len, "max_output_tokens")
     logprobs = (fields.top_logprobs or 0) if LOGPROBS in (fields.include or ()) else None
-    params = sampling_params(sampling_of(fields), model.defaults, max_tokens=room, logprobs=logprobs)
+    params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=logprobs)
     streams = bool(fields.stream)
     generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
     store = serving.responses if fields.store is not False and serving.responses.enabled else None
-    writer = ResponseWriter(fields, model_name, messages, generation, params, store, request.state.tenant)
+    writer = ResponseWriter(fields, model_name, message, messages, generation, params, store, request.state.tenant)
     return await respond(request, generation, writer, stream=streams)
 
 
@@ -53,7 +55,9 @@ async def count_input_tokens(request: Request) -> Response:
     fields = await read_fields(request, ResponseFields, serving.options)
     serving.model_name(fields.model)
     check_supported(fields)
-    _, prompt = await _prompt(request, serving, fields)
+    tools, functions = read_response_tools(fields.tools, fields.tool_choice)
+    serving.check_tools(functions)
+    _, prompt = await _prompt(request, serving, fields, tools)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 
@@ -76,7 +80,9 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-async def _prompt(request: Request, serving: Serving, fields: ResponseFields) -> tuple[list[Message], Prompt]:
+async def _prompt(
+    request: Request, serving: Serving, fields: ResponseFields, tools: list[Any] | None
+) -> tuple[list[Message], Prompt]:
     """Return the conversation of a request without its instructions, and its prompt with them.
 
     With `truncation: auto`, both are cut to the turns that leave room for the output. Raises HttpError or RequestError.
@@ -85,7 +91,7 @@ async def _prompt(request: Request, serving: Serving, fields: ResponseFields) ->
     instructions: list[Message] = []
     if fields.instructions is not None:
         instructions.append({"role": "system", "content": fields.instructions})
-    options = ChatOptions(variables=fields.chat_template_kwargs)
+    options = ChatOptions(tools=tools, variables=fields.chat_template_kwargs)
     sampling = sampling_of(fields)
 
     async def render(some: list[Message]) -> Prompt:
