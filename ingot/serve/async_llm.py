@@ -236,8 +236,7 @@ def make_engine(model: ServedModel, options: dict[str, Any], limits: EngineLimit
         raise OptionError(f"replicas is {replicas!r:.80}", expected="an integer of at least 1")
     if replicas == 1:
         return EngineClient(model.artifact, options, limits)
-    places = find_places(replicas, model.facts["target"]["device"])
-    return Replicas(model.artifact, options, limits, places, int(model.facts["model"]["page_size"]))
+    return Replicas(model.artifact, options, limits, find_places(replicas, model.device), model.page_size)
 
 
 class _Growing:

@@ -30,6 +30,8 @@ class ServedModel:
     artifact        the artifact folder
     name            the name in its manifest
     max_seq_len     most tokens of a sequence, prompt and output together
+    page_size       tokens of a page of the KV cache
+    device          what it was compiled for: "cpu" or "cuda"
     tokenizer       None if the checkpoint had none
     defaults        SamplingParams with the values of generation_config.json
     chat_template   a Jinja file that replaces the artifact's chat template; None: the artifact's
@@ -41,6 +43,8 @@ class ServedModel:
     name: str
     vocab_size: int
     max_seq_len: int
+    page_size: int
+    device: str
     tokenizer: Tokenizer | None
     defaults: SamplingParams
     chat_template: Path | None = None
@@ -61,6 +65,7 @@ class ServedModel:
             manifest = json.loads(where.read_bytes())
             model = manifest["model"]
             vocab_size, max_seq_len = int(model["vocab_size"]), int(model["max_seq_len"])
+            page_size, device = int(model["page_size"]), str(manifest["target"]["device"])
             eos = [int(token) for token in str(model["eos_token_ids"]).split(",") if token]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(f"the manifest cannot be read: {error!r:.200}", where=str(where)) from None
@@ -69,7 +74,8 @@ class ServedModel:
         defaults = chosen_sampling_params(artifact, generation_config)
         name, facts = str(manifest["name"]), {part: manifest.get(part) for part in _FACTS}
         ends = frozenset(eos if tokenizer is None else tokenizer.eos_token_ids)
-        return cls(artifact, name, vocab_size, max_seq_len, tokenizer, defaults, chat_template, facts, ends)
+        sizes = vocab_size, max_seq_len, page_size
+        return cls(artifact, name, *sizes, device, tokenizer, defaults, chat_template, facts, ends)
 
     def read_prompts(self, prompts: list[PromptLike]) -> list[Prompt]:
         """Check prompts and convert texts to token ids. Raises RequestError."""

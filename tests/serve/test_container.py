@@ -86,3 +86,35 @@ def test_the_example_for_kubernetes(own_environment: pytest.MonkeyPatch, server:
         assert server.http.get(request["path"]).status_code == 200 and request["port"] == int(
             VARIABLES["INGOT_SERVE_PORT"]
         )
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+
+
+def test_the_manifest_for_kubernetes(own_environment: pytest.MonkeyPatch, server: HttpServer) -> None:
+    """Its options exist, its probes answer, and its labels and ports agree with each other."""
+    deployment, service = documents("kubernetes.yaml")
+    template = deployment["spec"]["template"]
+    pod, labels = template["spec"], template["metadata"]["labels"]
+    (container,) = pod["containers"]
+    options = parsed(container["args"])
+    assert pod["terminationGracePeriodSeconds"] >= options["drain_seconds"] + 15 and not pod["enableServiceLinks"]
+    (port,) = container["ports"]
+    assert str(port["containerPort"]) == VARIABLES["INGOT_SERVE_PORT"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        request = container[probe]["httpGet"]
+        assert server.http.get(request["path"]).status_code == 200 and request["port"] == port["name"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
+    (pool,) = documents("inference-pool.yaml")
+    assert pool["apiVersion"] == "inference.networking.k8s.io/v1" and pool["kind"] == "InferencePool"
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
+    for selector in (*selectors, pool["spec"]["selector"]["matchLabels"]):
+        assert selector and selector.items() <= labels.items()
+    assert labels["llm-d.ai/engine-type"] == "vllm", "whose names of metrics tests/serve/test_metrics.py checks"
+    scraped = template["metadata"]["annotations"]
+    assert server.http.get(scraped["prometheus.io/path"]).status_code == 200
+    assert scraped["prometheus.io/port"] == str(port["containerPort"])
+    mounts = {one["name"] for one in container["volumeMounts"]}
+    assert mounts == {one["name"] for one in pod["volumes"]}

@@ -13,6 +13,8 @@ import pytest
 
 from ingot import LLM
 from ingot.ir.errors import ArtifactError, StepMemoryError
+from ingot.runtime.occupancy import Occupancy
+from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.serve.engine import process
 from ingot.serve.engine.messages import SERVER_DECODER, Abort, Add, Failed, Frames, Ready, Refused, Start, Step, frame
 
@@ -52,7 +54,12 @@ def serve(
 
 
 def engine(**parts: Any) -> Any:
-    return SimpleNamespace(occupancy=SimpleNamespace(free_rows=3), has_unfinished=lambda: False, **parts)
+    return SimpleNamespace(
+        occupancy=Occupancy(0, 0, 0, 3, 0, 0, 0, 8, 0),
+        prefix_cache_stats=PrefixCacheStats(),
+        has_unfinished=lambda: False,
+        **parts,
+    )
 
 
 def test_an_artifact_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +86,7 @@ def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception, ki
 
     failing = engine(step=step)
     failing.has_unfinished = lambda: True
-    (ready, failed), whole = serve(monkeypatch, failing, Start("a", {}), leaves=False)
+    (ready, _, failed), whole = serve(monkeypatch, failing, Start("a", {}), leaves=False)
     assert ready == Ready(3, {"ready": 1.0}) and not whole
     assert isinstance(failed, Failed) and (failed.error["kind"], failed.error["what"]) == (kind, text)
 
@@ -90,7 +97,7 @@ def test_a_first_message_that_is_no_start(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_engine_without_tokens_refuses_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    (_, refused), whole = serve(monkeypatch, engine(), Start("a", {}), Abort(9), ADD)
+    (_, _, refused), whole = serve(monkeypatch, engine(), Start("a", {}), Abort(9), ADD)
     assert isinstance(refused, Refused) and refused.key == 1 and whole
     assert refused.error["kind"] == "RequestError" and "makes vectors" in refused.error["what"]
 

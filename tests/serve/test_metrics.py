@@ -8,11 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.xdist_group("serve")
 
-# docs.vllm.ai, "Production metrics"; those that dashboards and the Gateway API's picker read.
+# docs.vllm.ai, "Production metrics"; those that dashboards and the Gateway API's picker read. llm-d-router's
+# docs/model-server-protocol.md lists the picker's.
 NAMES = {
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
     "vllm:prefix_cache_queries",
     "vllm:prefix_cache_hits",
     "vllm:num_preemptions",
@@ -58,3 +60,10 @@ def test_version_and_load(server: HttpServer) -> None:
     assert server.http.get("/version").json()["version"]
     assert server.http.get("/load").json() == {"server_load": 0}
     assert server.http.get("/health").status_code == server.http.get("/ready").status_code == 200
+
+
+def test_the_picker_reads_the_size_of_the_cache(server: HttpServer) -> None:
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    (info,) = (one for family in families for one in family.samples if one.name == "vllm:cache_config_info")
+    assert info.labels["engine"] == "0" and int(info.labels["block_size"]) > 0
+    assert int(info.labels["num_gpu_blocks"]) > 0, "also before the first request"

@@ -11,12 +11,21 @@ from ingot.serve.engine.place import core_places, find_places, gpu_places, visib
 
 def test_cores_are_divided() -> None:
     for replicas in range(1, 9):
-        places = core_places(replicas, range(8, 16))
+        places = core_places(replicas, range(8, 16), 840)
         shares = [one.cores or () for one in places]
         assert sorted(core for share in shares for core in share) == [*range(8, 16)]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         assert [one.variables for one in places] == [{"OMP_NUM_THREADS": str(len(share))} for share in shares]
-    assert core_places(2, [0, 1, 2])[1].arguments == ["1,2"]
+        assert {one.memory for one in places} == {840 // replicas}
+    assert core_places(2, [0, 1, 2], 2)[1].arguments == ["1,2"]
+
+
+def test_memory_is_divided_unless_it_is_given() -> None:
+    place, gpu = core_places(2, [0, 1], 100)[0], gpu_places(1, ["0"])[0]
+    assert place.options({"seed": 1, "memory": None}) == {"seed": 1, "memory": 50}
+    for given in ({"memory": 70}, {"num_kv_pages": 9}):
+        assert place.options(given) == given
+    assert gpu.options({"seed": 1}) == {"seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +52,7 @@ def test_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="--replicas is 2, and this process can use 1 GPUs"):
         find_places(2, "cuda")
     with pytest.raises(OptionError, match="can use 2 cores"):
-        core_places(3, [0, 1])
+        core_places(3, [0, 1], 100)
 
 
 def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,8 +273,9 @@ def test_each_replica_has_a_profile(served: Served, monkeypatch: pytest.MonkeyPa
 def test_a_replica_that_starts_during_a_pause_is_paused(served: Served) -> None:
     engines = served.server._llm.engine.engines
     served.order("/pause?mode=keep")
+    before = sum(one.restarts for one in engines)
     EngineThread.started[-1].kill()
-    until(lambda: "starting" in {one.state for one in engines}, 5)
+    until(lambda: sum(one.restarts for one in engines) == before + 1, 5)
     until(lambda: {one.state for one in engines} == {"ready"}, 20)
     assert served.server.http.get("/ready").status_code == 503
     waiting = [threading.Thread(target=served.server.complete, kwargs={"prompt": text}) for text in "ab"]

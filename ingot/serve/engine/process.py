@@ -93,6 +93,7 @@ def _serve(channel: Channel) -> None:
     requests = _Requests(llm, channel)
     keep_loaded_objects()
     channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors))
+    requests.send_counts()
     for message in rest:
         requests.take(message)
     prepares = True
@@ -147,14 +148,18 @@ class _Requests:
                 self._orders.take(message)
             case ResetPrefixCache():
                 self._channel.send(PrefixCacheReset(self.engine.reset_prefix_cache()))
-                self._channel.send(Step([], self._stats()))
+                self.send_counts()
             case Start():
                 raise InternalError("a second Start", expected="one, as the first message")
 
     def _send_counts_of_pause(self) -> None:
         """Send the counts of requests while the engine is paused, because no step sends them."""
         if not self._orders.steps:
-            self._channel.send(Step([], self._stats()))
+            self.send_counts()
+
+    def send_counts(self) -> None:
+        """Send the counts of requests and pages, without a step."""
+        self._channel.send(Step([], self._stats()))
 
     def add_prepared(self) -> None:
         """Queue the requests whose grammars are compiled now."""

@@ -43,7 +43,7 @@ class Replicas:
         self, artifact: Path, options: dict[str, Any], limits: EngineLimits, places: Sequence[Place], page_size: int
     ) -> None:
         self.engines = tuple(
-            EngineClient(artifact, options, limits, index=index, place=place, rescue=self._rescue)
+            EngineClient(artifact, place.options(options), limits, index=index, place=place, rescue=self._rescue)
             for index, place in enumerate(places)
         )
         self.options, self.limits = options, limits

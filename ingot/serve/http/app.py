@@ -50,7 +50,7 @@ def make_app(llm: AsyncLLM, options: HttpOptions, tracer_provider: Any = None) -
     """
     # No pages of documentation: they load scripts from elsewhere.
     app = FastAPI(title="Ingot", docs_url=None, redoc_url=None)
-    serving = Serving(llm, options, Metrics(llm.engine, options.model_names[0]))
+    serving = Serving(llm, options, Metrics(llm.engine, options.model_names[0], llm.model.page_size))
     app.state.serving = serving
     for routes in _ROUTES:
         # FastAPI's routes describe the bodies in /openapi.json. At each request they would look for dependencies, which

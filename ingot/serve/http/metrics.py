@@ -35,9 +35,9 @@ _REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 class Metrics:
     """Counters and histograms of requests, and gauges of the engines. Each engine has values of its own."""
 
-    def __init__(self, engine: ServedEngine, model_name: str) -> None:
+    def __init__(self, engine: ServedEngine, model_name: str, page_size: int) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(engine, model_name))
+        self._registry.register(_EngineCollector(engine, model_name, page_size))
         families = _Families(self._registry)
         self._of_engines = [EngineMetrics(families, model_name, str(one.index)) for one in engine.engines]
         self._registry.register(_TokenCollector(self._of_engines, model_name))
@@ -134,14 +134,21 @@ class _TokenCollector(Collector):
 class _EngineCollector(Collector):
     """Reads the engines' counts when Prometheus collects them. Counters start again with a restarted engine."""
 
-    def __init__(self, engine: ServedEngine, model_name: str) -> None:
-        self._engine, self._model_name = engine, model_name
+    def __init__(self, engine: ServedEngine, model_name: str, page_size: int) -> None:
+        self._engine, self._model_name, self._page_size = engine, model_name, page_size
 
     def collect(self) -> Iterator[Metric]:
         for name, text, value in _GAUGES:
             yield self._filled(GaugeMetricFamily(name, text, labels=_LABELS), value)
         for name, text, value in _COUNTERS:
             yield self._filled(CounterMetricFamily(name, text, labels=_LABELS), value)
+        # The endpoint picker of the Gateway API reads these two labels (llm-d-router, docs/model-server-protocol.md).
+        labels = (*_LABELS, "block_size", "num_gpu_blocks")
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, in the labels; always 1.", labels=labels)
+        for engine in self._engine.engines:
+            pages = str(engine.stats.pages)
+            info.add_metric([self._model_name, str(engine.index), str(self._page_size), pages], 1)
+        yield info
 
     def _filled(
         self, family: GaugeMetricFamily | CounterMetricFamily, value: Callable[[EngineClient], float]
