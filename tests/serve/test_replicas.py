@@ -126,10 +126,19 @@ def test_no_replica_is_ready(chat_artifact: Path) -> None:
 @THREADS
 def test_the_queue_is_that_of_all(chat_artifact: Path) -> None:
     async def body() -> None:
-        async with two(chat_artifact, max_num_seqs=1, limits=EngineLimits(max_waiting=2)) as (llm, _):
+        async with two(chat_artifact, max_num_seqs=1, limits=EngineLimits(max_waiting=2)) as (llm, threads):
             streams = [begin(llm, [5] * 40) for _ in range(4)]
             assert sorted(one.engine for one in streams) == [0, 0, 1, 1]
             with pytest.raises(QueueFullError, match="4 sequences run or wait"):
+                begin(llm, [5] * 40)
+            while not (begun := [one for one in streams if one.begun]):
+                await asyncio.sleep(0.01)
+            dies = begun[0].engine
+            waiting = [one for one in streams if not one.begun]
+            thread_of(dies, threads).kill()
+            await llm.engine.state_change()
+            assert all(one.engine == 1 - dies and not one.ended for one in waiting), "accepted before, they all move"
+            with pytest.raises(QueueFullError):
                 begin(llm, [5] * 40)
             for one in streams:
                 one.close()
@@ -166,6 +175,7 @@ def test_a_replica_that_cannot_start_ends_the_start(chat_artifact: Path) -> None
         with pytest.raises(OptionError):
             async with two(chat_artifact, max_num_seqs=9999):
                 pytest.fail("it started")
+        assert not any(thread.alive for thread in EngineThread.started[-2:])
 
     asyncio.run(body())
 

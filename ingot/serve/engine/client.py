@@ -192,9 +192,9 @@ class EngineClient:
         return answer
 
     def adopt(self, request: SentRequest) -> None:
-        """Serve a request that another engine had not begun. Its caller notices nothing. Raises as `add`."""
+        """Serve a request that another engine had not begun, even if the queue is full: it was accepted before. The
+        caller notices nothing. Raises EngineDeadError if this engine is not ready."""
         key = next(self._keys)
-        self.check_room(request.num_sequences)
         self._send_request(request.renumbered(key))
         request.answer.move(lambda: self._abort(key), self.index)
 

@@ -48,6 +48,7 @@ class Replicas:
         )
         self.options, self.limits = options, limits
         self._router = Router(len(self.engines), page_size)
+        self._started = False
         self._emptied = [0] * len(self.engines)
         self._routes_by_prefix = options.get("enable_prefix_caching") is not False
 
@@ -78,8 +79,21 @@ class Replicas:
         return sum(engine.num_unfinished for engine in self.engines)
 
     async def start(self) -> None:
-        """Start all replicas, and wait until they are ready. Raises the IngotError that kept one from starting."""
-        await asyncio.gather(*(engine.start() for engine in self.engines))
+        """Start all replicas, and wait until they are ready. Later calls wait until one is.
+
+        Raises the IngotError that kept one from starting; then all end.
+        """
+        if self._started:
+            while self.state == "starting":
+                await self.state_change()
+            ready_engines(self.engines)
+            return
+        self._started = True
+        try:
+            await asyncio.gather(*(engine.start() for engine in self.engines))
+        except BaseException:
+            await self.close()
+            raise
 
     async def state_change(self) -> None:
         """Wait until the state of a replica differs from what it was at this call."""
@@ -101,6 +115,7 @@ class Replicas:
         cache_salt: str | None = None,
     ) -> DeltaStream:
         """Send a request to a replica. The arguments and errors are those of `EngineClient.add`."""
+        self.check_room(num_sequences)
         engine = self._engine_for(prompt_ids, cache_salt, num_sequences)
         return engine.add(prompt_ids, params, num_sequences, stream=stream, priority=priority, cache_salt=cache_salt)
 
@@ -108,6 +123,7 @@ class Replicas:
         self, prompt_ids: list[int], params: dict[str, Any], *, priority: int = 0, cache_salt: str | None = None
     ) -> VectorAnswer:
         """Send a request for a vector to a replica. The arguments and errors are those of `EngineClient.pool`."""
+        self.check_room(1)
         engine = self._engine_for(prompt_ids, cache_salt, 1)
         return engine.pool(prompt_ids, params, priority=priority, cache_salt=cache_salt)
 
@@ -131,10 +147,9 @@ class Replicas:
         return ready_engines(self.engines)
 
     def _engine_for(self, prompt_ids: list[int], cache_salt: str | None, num_sequences: int) -> EngineClient:
-        """Return the replica that gets a request. Raises EngineDeadError and QueueFullError."""
-        self.check_room(num_sequences)
+        """Return the replica that gets a request. Raises EngineDeadError if none is ready."""
         ready = self._ready()
-        # The queue of all has room, so one of them has.
+        # If the queue of all has room, one of them has.
         ready = [one for one in ready if one.num_sequences + num_sequences <= one.most_sequences] or ready
         for engine in ready:
             if self._emptied[engine.index] != engine.emptied:

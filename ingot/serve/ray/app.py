@@ -94,6 +94,7 @@ def build(args: RayArguments) -> Application:
     replica = serve.deployment(
         ModelReplica,
         name="ModelReplica",
+        user_config={},  # without one, Ray does not call `reconfigure`
         max_ongoing_requests=most,
         ray_actor_options={"num_gpus": args.gpus, "num_cpus": args.cpus},
         request_router_config=RequestRouterConfig(

@@ -33,25 +33,21 @@ class ModelReplica:
     def __init__(self, model: str, options: HttpOptions, max_queue: int, llm_options: dict[str, Any]) -> None:
         self._llm = AsyncLLM(model, limits=EngineLimits(max_waiting=max_queue), **llm_options)
         self._app, _ = make_app(self._llm, options)
-        self._starting: asyncio.Task[None] | None = None
+
+    async def reconfigure(self, user_config: object) -> None:
+        """Start the engine. Ray calls this once before it sends requests, and gives it more time than a health check.
+        Raises IngotError if it cannot start."""
+        await self._llm.start()
 
     async def check_health(self) -> None:
-        """Start the engine at the first call. Raises EngineDeadError if the engine is not started again, so that Ray
-        replaces this replica."""
-        await self._start()
+        """Raise EngineDeadError if the engine is not started again, so that Ray replaces this replica."""
         if self._llm.engine.state == "dead":
             raise EngineDeadError("the engine died too often", hint="the log of the replica says why")
 
     async def answer(self, request: ForwardedRequest) -> AsyncIterator[AnswerStart | bytes]:
         """Yield the start of the answer, then its body in pieces. A caller that leaves aborts the request."""
-        await self._start()
         async for part in answer_parts(self._app, request):
             yield part
-
-    async def _start(self) -> None:
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._llm.start())
-        await asyncio.shield(self._starting)
 
 
 async def answer_parts(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[AnswerStart | bytes]:
