@@ -20,7 +20,7 @@ _TOOLS = re.compile(r"\btools\b")
 
 @dataclass(frozen=True)
 class ChatForm:
-    """What the server knows of the model's messages.
+    """The formats of the model's messages, as far as the server knows them.
 
     output          their formats
     reads_tools     the chat template writes tools into prompts

@@ -46,7 +46,7 @@ class ToolCall(msgspec.Struct):
 
 
 class MessagePart(msgspec.Struct):
-    """What is new in a message."""
+    """The new part of a message."""
 
     content: str = ""
     reasoning: str = ""
@@ -64,7 +64,7 @@ class ParsedMessage:
     """One message while it is generated.
 
     parser            finds reasoning and calls in it; None: all is content
-    new_call_id       makes the id of a call to which the model gives none
+    new_call_id       makes the id of a call that has none from the model
     with_reasoning    whether the client wants the reasoning
     several           whether the client wants more than one call
     parses            (attribute) whether there is a parser

@@ -1,4 +1,4 @@
-"""The grammar that a request asks for: OpenAI's `response_format` and `text.format`, or vLLM's `structured_outputs`."""
+"""The grammar of a request: OpenAI's `response_format` and `text.format`, or vLLM's `structured_outputs`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _TYPES = '"text", "json_object", "json_schema" or "structural_tag"'
 
 
 def grammar_of_format(form: object, field: str) -> dict[str, Any] | None:
-    """Return the fields of StructuredOutputsParams for a response format; None if it asks for no grammar.
+    """Return the fields of StructuredOutputsParams for a response format; None if it has no grammar.
 
     form    {"type": …}, or None. A JSON schema is in its field `schema`, as in responses, or in `json_schema.schema`,
             as in chats

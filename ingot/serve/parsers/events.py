@@ -1,4 +1,4 @@
-"""What a parser finds in generated text."""
+"""The events that a parser returns for generated text."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ _FIELDS = ("name", *_ARGUMENTS, "id", "type")
 
 @dataclass(frozen=True)
 class JsonForm:
-    """Where calls in JSON are.
+    """The places of calls in JSON.
 
     openings       markers before them
     closings       markers after them; the model may leave them out
@@ -62,7 +62,7 @@ class JsonCalls(ToolMachine):
 def read_json_calls(machine: ToolMachine, form: JsonForm, *, bare: bool = False) -> Steps[None]:
     """Read objects and lists of objects, up to a closing marker or other text. `bare`: they have no marker before them.
 
-    Raises Malformed for other text; calls before it stand."""
+    Raises Malformed for other text; calls before it remain."""
     source = machine.source
     char = yield from source.blank()
     while True:

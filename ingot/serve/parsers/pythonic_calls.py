@@ -14,7 +14,7 @@ _KEY = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class PythonicForm:
-    """Where calls in Python's form are.
+    """The places of calls in Python's form.
 
     openings   markers before them; without any, they begin the message
     closings   markers after them; the model may leave them out

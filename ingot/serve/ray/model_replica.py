@@ -35,7 +35,7 @@ class ModelReplica:
         self._app, _ = make_app(self._llm, options)
 
     async def reconfigure(self, user_config: object) -> None:
-        """Start the engine. Ray calls this once before it sends requests, and gives it more time than a health check.
+        """Start the engine. Ray calls this once before it sends requests, with more time than a health check has.
         Raises IngotError if it cannot start."""
         await self._llm.start()
 

@@ -38,7 +38,7 @@ class OutputItems:
     """Collects what a parser finds as items.
 
     emit    makes an event from its class and its fields
-    items   (attribute) all items, the last of which may be open
+    items   (attribute) all items; the last one may be open
     """
 
     def __init__(self, emit: Emit) -> None:
