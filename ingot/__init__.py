@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
     from ingot.ir.machine.target import Target
+    from ingot.runtime.adapters.lora_request import LoRARequest
     from ingot.runtime.artifact import Artifact, open_artifact
     from ingot.runtime.beam_search_params import BeamSearchParams
     from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
@@ -27,6 +28,7 @@ _HOMES = {
     "Target": "ingot.ir.machine.target",
     "AsyncLLM": "ingot.serve.async_llm",
     "LLM": "ingot.serve.llm",
+    "LoRARequest": "ingot.runtime.adapters.lora_request",
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",
     "BeamSearchOutput": "ingot.runtime.beams",
@@ -52,6 +54,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "IngotError",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "RequestOutput",

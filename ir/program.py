@@ -57,7 +57,8 @@ class StateSpec:
     """A state of a program: a tensor that stays on the device between steps, such as a KV cache.
 
     `kind` names the contents, such as "paged_kv" or "row". States of one `group` share their page or row numbers.
-    `unit` is "token" if the state grows with each token. It is "sequence" if each sequence takes a fixed size.
+    `unit` is "token" if the state grows with each token. It is "sequence" if each sequence takes a fixed size, and
+    "adapter" if each LoRA adapter does.
     """
 
     kind: str
@@ -67,8 +68,8 @@ class StateSpec:
     placement: tuple[Placement, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.unit not in ("token", "sequence"):
-            raise VerifyError(f"unknown state unit '{self.unit}'", expected="token or sequence")
+        if self.unit not in ("token", "sequence", "adapter"):
+            raise VerifyError(f"unknown state unit '{self.unit}'", expected="token, sequence or adapter")
 
 
 @dataclass(frozen=True)

@@ -128,11 +128,14 @@ class Pass(ABC):
     numerics   how results may change: EXACT, ROUNDING or LOSSY. It may be a property that depends on the options.
     joins      for passes that run only if the user names them. Such a pass runs last in the phase that leads to this
                stage.
+    follows    the pass of this phase after which such a pass runs; "": it runs last. It also runs last if that pass is
+               left out.
     """
 
     name: ClassVar[str]
     numerics: ClassVar[Numerics]
     joins: ClassVar[Stage] = Stage.FUSED
+    follows: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:

@@ -19,6 +19,7 @@ from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
+from ingot.passes.insert_adapters import InsertAdapters
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.insert_paged_kv import InsertPagedKV
@@ -68,8 +69,9 @@ PIPELINE = (
 # The phase that is added for a mesh of more than one device, after stage QUANTIZED.
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
-# Passes that run only if named, at the end of the phase of the stage that they join.
-ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize}
+# Passes that run only if named, in the phase of the stage that they join. `max_loras` of a compile names
+# insert-adapters.
+ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize, InsertAdapters.name: InsertAdapters}
 
 # Passes that may be left out of a correct compilation; later stages need the others.
 OPTIONAL = frozenset(
@@ -147,9 +149,15 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
         pipeline = tuple(sorted((*pipeline, Phase(one.joins, ())), key=lambda phase: phase.stage))
     joined = next(place for place, phase in enumerate(pipeline) if phase.stage is one.joins)
     return tuple(
-        replace(phase, passes=(*phase.passes, one)) if place == joined else phase
+        replace(phase, passes=_joined(phase.passes, one)) if place == joined else phase
         for place, phase in enumerate(pipeline)
     )
+
+
+def _joined(passes: tuple[Pass, ...], one: Pass) -> tuple[Pass, ...]:
+    """Return the passes of a phase with `one` added, after the pass that it follows or else at the end."""
+    place = next((place for place, other in enumerate(passes, 1) if other.name == one.follows), len(passes))
+    return (*passes[:place], one, *passes[place:])
 
 
 def _split(text: str) -> list[str]:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.ir.errors import RequestError
 from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.runtime.adapters.host_adapter import HostAdapter
+from ingot.runtime.adapters.manager import AdapterManager
+from ingot.runtime.adapters.waiting import WaitingForAdapters
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
@@ -15,7 +18,7 @@ from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.logit_edits import LogitEdits, edits_of
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.prompt import Prompt, PromptLike
-from ingot.runtime.request import INVALID_TOKEN, Given, Request
+from ingot.runtime.request import INVALID_TOKEN, End, Given, Request
 from ingot.runtime.request_group import GroupSequence, Report, RequestGroup, request_output
 from ingot.runtime.sampling_checks import MAX_SEED
 from ingot.runtime.sampling_params import SamplingParams
@@ -36,6 +39,7 @@ class EngineRequest:
     stream     return an output after each step; False: return one output at the end of all its sequences
     priority   requests with lower numbers are served first; must be 0 unless the scheduler's policy is "priority"
     report     makes what `Engine.step` returns for the request; by default a RequestOutput
+    adapter    the name of a LoRA adapter that the engine's `adapters` have; None: the model alone
     """
 
     request_id: str
@@ -44,6 +48,7 @@ class EngineRequest:
     stream: bool = True
     priority: int = 0
     report: Report = request_output
+    adapter: str | None = None
 
 
 class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
@@ -58,6 +63,7 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
     work            does work for later steps while the host is idle; its argument is how many seconds it may take
     pin_memory      whether the masks of grammars are copied to a GPU
     grammars        (attribute) the compiled grammars of requests
+    adapters        the LoRA adapters that requests can use; None: the artifact was compiled for none
     """
 
     def __init__(
@@ -71,8 +77,13 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
         seed: int = 0,
         work: Work = nothing_to_do,
         pin_memory: bool = False,
+        adapters: AdapterManager | None = None,
     ) -> None:
         super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
+        self.adapters = adapters
+        self._for_adapters: WaitingForAdapters[RequestGroup] | None = None
+        if adapters is not None:
+            self._for_adapters = WaitingForAdapters(adapters)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         # Some configs name an end token outside the vocabulary: no model samples it, and min_tokens cannot ban it.
@@ -103,7 +114,59 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
             seed = group.params.seed
             sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
             self._by_request[sequence.request] = group, sequence
+        if group.adapter is None or self._for_adapters is None:
+            self._schedule(group)
+        else:
+            self._for_adapters.add(group, group.adapter)
+
+    def _schedule(self, group: RequestGroup) -> None:
+        for index, sequence in enumerate(group.sequences):
             self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
+
+    def _admit(self) -> None:
+        if not self._for_adapters or self.adapters is None:
+            return
+        for group, adapter in self._for_adapters.ready():
+            slot = self.adapters.use(adapter)
+            for request in group.requests:
+                request.adapter_slot = slot
+            self._schedule(group)
+
+    @property
+    def _holds_back(self) -> bool:
+        return bool(self._for_adapters)
+
+    def _forget(self, group: RequestGroup) -> None:
+        super()._forget(group)
+        self._release(group)
+
+    def _release(self, group: RequestGroup) -> None:
+        """End a group's use of its adapter."""
+        if group.adapter is None or self._for_adapters is None or self.adapters is None:
+            return
+        if self._for_adapters.drop(group):  # the scheduler does not have its sequences yet
+            for request in group.requests:
+                request.stop(End("abort"))
+        else:
+            self.adapters.release(group.adapter)
+
+    def _reset(self) -> None:
+        groups = list(self._groups.values())
+        super()._reset()
+        for group in groups:
+            self._release(group)
+
+    def _adapter(self, name: str | None) -> HostAdapter | None:
+        """Return the adapter of a request. Raises AdapterError for an unknown name, RequestError if there are none."""
+        if name is None:
+            return None
+        if self.adapters is None:
+            raise RequestError(
+                f"the adapter '{name:.80}' for an artifact without adapters",
+                expected="no adapter",
+                hint="compile with --max-loras",
+            )
+        return self.adapters.find(name)
 
     def _group(self, given: EngineRequest, prompt: Prompt) -> RequestGroup:
         params = given.params
@@ -127,6 +190,7 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
         prompt_ids = list(prompt.token_ids)  # a copy: callers get the other list
         cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         edits: LogitEdits | None = None
+        adapter = self._adapter(given.adapter)
         for index in range(params.n):
             request = Request(
                 Given(
@@ -136,6 +200,7 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
                     eos_ids=self._eos_ids,
                     scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
                     cache_salt=cache_salt,
+                    adapter_key=b"" if adapter is None else adapter.key,
                     priority=given.priority,
                     streamed=given.stream,
                 )
@@ -151,7 +216,8 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
                 request.text = Detokenizer(tokenizer, params, prompt_ids, stops)
             sequences.append(GroupSequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
         prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer, [None])
-        return RequestGroup(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs, given.report)
+        collected = sequences, prompt_logprobs
+        return RequestGroup(given.request_id, prompt, params, given.stream, *collected, given.report, adapter)
 
     def _check(self, request: Request) -> None:
         """Raise RequestError if the engine can never serve the request, for example because it is too long."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ingot.ir.artifact.adapters import ADAPTED
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.artifact.plan import Executable, Plan, Plans
 from ingot.ir.cache.scratch_pages import Scratch, scratch_of
@@ -34,7 +35,7 @@ from ingot.runtime.memory import Pages, host_memory, kv_pages, shared_pages, sta
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.plan_file import read_plan_file
-from ingot.runtime.round import Round
+from ingot.runtime.round import Round, WithAdapters
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
@@ -99,9 +100,23 @@ class Loaded:
         return self.executors["main"]
 
     @property
-    def round(self) -> Round:
-        """The launcher that runs all programs of each step, such as the model and then its draft model."""
-        return Round([self.executors[entry] for entry in self.plans.round])
+    def round(self) -> Round | WithAdapters:
+        """The launcher that runs all programs of each step, such as the model and then its draft model.
+
+        In an artifact that serves LoRA adapters, it runs another program in steps that use one.
+        """
+        plain = Round([self.executors[entry] for entry in self.plans.round])
+        return WithAdapters(plain, self.executors[ADAPTED]) if self.has_adapters else plain
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the artifact was compiled to serve LoRA adapters."""
+        return ADAPTED in self.plans.plans
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the programs that steps run."""
+        return (*self.plans.round, *([ADAPTED] if self.has_adapters else []))
 
 
 def load_artifact(

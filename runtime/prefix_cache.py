@@ -64,7 +64,9 @@ class PrefixCache:
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
-            request.cached.hashes = BlockHashes(self._page_size, salt=request.given.cache_salt)
+            given = request.given
+            keys = [given.adapter_key] if given.adapter_key else []
+            request.cached.hashes = BlockHashes(self._page_size, salt=given.cache_salt, extra_keys=keys)
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:

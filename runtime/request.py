@@ -40,6 +40,7 @@ class Given:
     scores_prompt   whether this sequence computes the prompt_logprobs of its request; of n sequences, only the first
                     does
     cache_salt      only sequences with an equal salt share cached pages
+    adapter_key     identifies the LoRA adapter, which changes keys and values; empty: it uses none
     priority        sequences with lower numbers are served first
     streamed        the caller takes each token as soon as it is sampled; False: all at the end
     """
@@ -50,6 +51,7 @@ class Given:
     eos_ids: frozenset[int] = frozenset()
     scores_prompt: bool = False
     cache_salt: bytes = b""
+    adapter_key: bytes = b""
     priority: int = 0
     streamed: bool = True
 
@@ -93,6 +95,7 @@ class Request:
     seed            seeds the sequence's random numbers, together with the position
     edits           changes of its logits, such as biases; None: none
     matcher         follows its output through its grammar; None: it has none
+    adapter_slot    the slot of its LoRA adapter in the states on the device; -1: it uses none
     text            turns the output into text and finds stop strings; None without a tokenizer
     rank            the place in the order of requests, lowest first; set when the sequence is queued
     max_total       the most tokens it may have, prompt and output together; set when the sequence is queued
@@ -124,6 +127,7 @@ class Request:
     seed: int = 0
     edits: LogitEdits | None = None
     matcher: Matcher | None = None
+    adapter_slot: int = -1
     text: Detokenizer | None = None
     rank: tuple[int, int] = (0, 0)
     max_total: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.runtime.adapters.host_adapter import HostAdapter
 from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
@@ -26,13 +27,14 @@ class GroupSequence:
     logprobs: SequenceLogprobs | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestGroup:
     """A caller's request while it is served, with its n sequences.
 
     stream            report after each step; False: only at the end of all sequences
     prompt_logprobs   collects the log-probabilities of the prompt; None if the request wants none
     report            makes the result of a step for the caller
+    adapter           the LoRA adapter that the request uses; None: the model alone
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class RequestGroup:
     sequences: list[GroupSequence]
     prompt_logprobs: SequenceLogprobs | None
     report: Report
+    adapter: HostAdapter | None = None
 
     @property
     def requests(self) -> list[Request]:

@@ -9,6 +9,7 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.ir.features import Fed, RowTable, StepInput, find_input, row_tables, step_inputs
+from ingot.ir.features.adapters import SLOTS_INPUT
 from ingot.ir.types import Size
 from ingot.runtime.edited_rows import MaskedRow, MaskRows, RowEdit
 from ingot.runtime.token_counts import Recount
@@ -190,6 +191,12 @@ class StepInputs(dict[str, torch.Tensor]):
         """Whether the ending of the step (such as sampling) must wait for the tokens of the step before: for late
         inputs, or for masks of grammars."""
         return bool(self.masked or self.layout.late)
+
+    @property
+    def uses_adapters(self) -> bool:
+        """Whether a sequence of this step uses a LoRA adapter."""
+        slots = self.arrays.get(SLOTS_INPUT)
+        return slots is not None and bool((slots >= 0).any())
 
     @property
     def returns_logprobs(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.cli.progress import OnProgress, no_progress
+from ingot.compile.adapted_entry import DEFAULT_LORA_RANK
 from ingot.compile.cache import cache_folder, locked
 from ingot.compile.contents import backend_times, manifest_of, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
@@ -24,6 +25,8 @@ from ingot.compile.request import Request
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import LACKS, log_of, with_reasons
+from ingot.ir.adapters.sites import adapter_sites
+from ingot.ir.artifact.adapters import ADAPTED, ADAPTERS_FILE
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.artifact.plan import PlanFile, Plans
@@ -113,6 +116,8 @@ def compile_model(
     checkpoints: Mapping[str, str | Path] | None = None,
     keep_risky_fusions: bool = False,
     adapter: str | Path | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = DEFAULT_LORA_RANK,
     jobs: int | None = None,
     check_numerics: bool = False,
     progress: OnProgress = no_progress,
@@ -150,6 +155,8 @@ def compile_model(
     - `keep_risky_fusions`: also make fusions that would break the contract for rounding with these weights. Without it,
       the compile computes their calls separately and reports them
     - `adapter`: a PEFT folder with a LoRA adapter, which is merged into the weights
+    - `max_loras`: the most LoRA adapters on the device at once while serving; 0: the artifact serves none
+    - `max_lora_rank`: the largest rank of such an adapter
     - `jobs`: the most compiler processes (default: the cores)
     - `check_numerics`: measure every pass against its numerics contract on sample inputs, and raise NumericsError if
       one breaks it
@@ -180,6 +187,8 @@ def compile_model(
             checkpoints=checkpoints,
             keep_risky_fusions=keep_risky_fusions,
             adapter=adapter,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
             progress=progress,
         )
         clock = _Clock(progress, {"hub": time.perf_counter() - begin} if request.origin else {})
@@ -282,6 +291,10 @@ def _compile(
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
             _write_files(request, writer, emitter, plans)
+            if ADAPTED in lowered:
+                shapes = {name: info.shape for name, info in request.checkpoint.tensors.items()}
+                sites = adapter_sites(lowered[ADAPTED].fused, shapes)
+                writer.write_json(ADAPTERS_FILE, sites.model_dump(mode="json"))
             key = digest_json(identity)
             writer.write_json(REQUEST, {"options": request.options, "identity": identity})
             recording = write_trace(writer, request.options["trace"], model, lowered)

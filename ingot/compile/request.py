@@ -9,6 +9,7 @@ import torch
 
 from ingot.backends.table import choices
 from ingot.cli.progress import OnProgress, no_progress
+from ingot.compile.adapted_entry import DEFAULT_LORA_RANK, check_loras, with_adapted_entry
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.competing import competing, with_choices
 from ingot.compile.identity import Document, request_document
@@ -61,6 +62,7 @@ class Request:
     - `decided`: calls whose backends a tuning log fixes. It is the log of the user, or of an artifact that is compiled
       again
     - `adapter`: a LoRA adapter to merge into the weights
+    - `max_loras`, `max_lora_rank`: the number and the largest rank of LoRA adapters on the device at once; 0: none
     - `options`: the arguments of `compile_model` as JSON values, with "auto" and defaults resolved. `Request.read` with
       them returns an equal request
     """
@@ -82,6 +84,8 @@ class Request:
     keep_risky_fusions: bool = False
     decided: tuple[BackendTimes, ...] = ()
     adapter: Adapter | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 0
 
     @staticmethod
     def read(
@@ -105,6 +109,8 @@ class Request:
         checkpoints: Mapping[str, str | Path] | None = None,
         keep_risky_fusions: bool = False,
         adapter: str | Path | None = None,
+        max_loras: int = 0,
+        max_lora_rank: int = DEFAULT_LORA_RANK,
         progress: OnProgress = no_progress,
     ) -> "Request":
         """Read the checkpoint's configuration, check every option of `compile_model`, and return the request.
@@ -146,6 +152,7 @@ class Request:
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
         _check_budget(weight_budget)
+        max_lora_rank = check_loras(max_loras, max_lora_rank, axes)
         opened = Checkpoint.open(source.fetch(progress))
         further = {alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()}
         if merged is not None:
@@ -173,6 +180,8 @@ class Request:
                 "checkpoints": {alias: _again(one) for alias, one in others.items()},
                 "keep_risky_fusions": keep_risky_fusions,
                 "adapter": None if merged is None else str(merged.folder.absolute()),
+                "max_loras": max_loras,
+                "max_lora_rank": max_lora_rank,
             },
             spec=spec,
             limits=limits,
@@ -188,6 +197,8 @@ class Request:
             keep_risky_fusions=keep_risky_fusions,
             decided=() if log is None else log.given_calls(),
             adapter=merged,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
         )
 
     @staticmethod
@@ -240,7 +251,7 @@ class Request:
             spelled=Respelling.of(model.respelled, optional).spelled,
             nearest=nearest_respelling(consumed, stored, optional),
         )
-        return model
+        return with_adapted_entry(model) if self.max_loras else model
 
     def notes(self, model: Model) -> tuple[str, ...]:
         """Return texts for the user about parts of the checkpoint that are ignored, or not read as they are written."""
@@ -254,8 +265,10 @@ class Request:
         return tuple(notes)
 
     def pipeline(self) -> tuple[Phase, ...]:
-        cache = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
-        return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
+        given = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
+        if self.max_loras:
+            given += f",insert-adapters{{max_loras={self.max_loras},max_lora_rank={self.max_lora_rank}}}"
+        return edit_pipeline(self.passes, edit_pipeline(given, pipeline_for(self.mesh)))
 
     def rounding(self, model: Model) -> RoundingCheck:
         """Score the rounding errors of the pipeline's fusions with the model's weights.

@@ -36,6 +36,11 @@ def find_artifact(model: str | Path, compile_options: Mapping[str, Any]) -> Path
     return path
 
 
+def is_artifact(model: str | Path) -> bool:
+    """Return whether `model` is an artifact, and no checkpoint to compile."""
+    return (Path(model) / MANIFEST).is_file()
+
+
 def _compile_cached(checkpoint: str | Path, options: Mapping[str, Any]) -> Path:
     """Return the path of the cached artifact of a checkpoint. A child process looks it up, and compiles it if needed.
 

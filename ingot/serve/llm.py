@@ -15,9 +15,10 @@ from ingot.runtime.cuda.early_context import begin_context
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.default_params import default_sampling_params
-from ingot.serve.find_artifact import find_artifact
+from ingot.serve.find_artifact import find_artifact, is_artifact
 
 if TYPE_CHECKING:
+    from ingot.runtime.adapters.lora_request import LoRARequest
     from ingot.runtime.beam_search_params import BeamSearchParams
     from ingot.runtime.beams import BeamSearchOutput
     from ingot.runtime.chat.template import ChatTemplate
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ingot.runtime.scheduler_config import Policy
     from ingot.runtime.tokenizer import Tokenizer
     from ingot.serve.progress import UseTqdm
+
+    LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -63,6 +66,9 @@ class LLM:
     cuda_graphs              when to capture steps on a GPU as CUDA graphs. "all": in the constructor; "need": when a
                              step of a new size comes, which takes some hundredths of a second; "idle": while the host
                              waits, and on need; "none": never
+    enable_lora              requests may use LoRA adapters. A checkpoint is then compiled for `max_loras` adapters
+                             (default: 1) of up to `max_lora_rank` (default: 16). Default with an artifact: as compiled
+    max_cpu_loras            the most adapters that the host keeps; default: 64
     compile_options          keyword arguments of `compile_model`, for a checkpoint
 
     Raises IngotError if the model cannot be compiled or loaded.
@@ -85,11 +91,15 @@ class LLM:
         max_num_mixed_tokens: int | None = None,
         seed: int = 0,
         cuda_graphs: "Capture" = "idle",
+        enable_lora: bool | None = None,
+        max_cpu_loras: int | None = None,
         **compile_options: Any,
     ) -> None:
         before = process_age()
         if revision is not None:
             compile_options["revision"] = revision
+        if enable_lora and not is_artifact(model):
+            compile_options.setdefault("max_loras", 1)  # vLLM's default
         path = find_artifact(model, compile_options)
         phases = Phases()
         context = begin_context(phases) if device_of(path) == "cuda" else None
@@ -120,6 +130,8 @@ class LLM:
             cascade=not disable_cascade_attn,
             policy=scheduling_policy,
             seed=seed,
+            enable_lora=enable_lora,
+            max_cpu_loras=max_cpu_loras,
         )
         self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
@@ -182,17 +194,19 @@ class LLM:
         *,
         use_tqdm: "UseTqdm" = False,
         priority: Sequence[int] | None = None,
+        lora_request: "LoRARequests" = None,
     ) -> "list[RequestOutput]":
         """Complete every prompt and return the outputs in the prompts' order.
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. A dict may have a "cache_salt":
         only prompts with an equal salt share cached pages. With the scheduling policy "priority", a prompt with a lower
         `priority` number runs earlier and is preempted later. `use_tqdm` shows a progress bar; a callable such as
-        `tqdm` makes it. Raises RequestError if one prompt cannot be served; then none has run.
+        `tqdm` makes it. `lora_request` is a LoRA adapter for all prompts, or one or None for each. Raises RequestError
+        if one prompt cannot be served, and AdapterError for an adapter that cannot be used; then none has run.
         """
         from ingot.serve.progress import progress
 
-        requests = self._requests(prompts, sampling_params, priority, stream=False)
+        requests = self._requests(prompts, sampling_params, priority, lora_request, stream=False)
         bar = progress(use_tqdm, len(requests), "Processed prompts")
         finished: dict[str, RequestOutput] = {}
         try:
@@ -228,15 +242,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: "LoRARequests" = None,
     ) -> "Iterator[RequestOutput]":
         """Yield the output so far of a request whenever it grows; the last output of a request has `finished` set.
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. All prompts run together, so
         outputs of different requests alternate. With the scheduling policy "priority", a prompt with a lower `priority`
-        number runs earlier. Closing the iterator aborts the unfinished requests. Raises RequestError if a prompt cannot
-        be served.
+        number runs earlier. `lora_request` is a LoRA adapter for all prompts, or one or None for each. Closing the
+        iterator aborts the unfinished requests. Raises RequestError if a prompt cannot be served, and AdapterError for
+        an adapter that cannot be used.
         """
-        return self._queued(self._requests(prompts, sampling_params, priority, stream=True))
+        return self._queued(self._requests(prompts, sampling_params, priority, lora_request, stream=True))
 
     def embed(
         self,
@@ -273,13 +289,15 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: "LoRARequests" = None,
     ) -> "list[RequestOutput]":
         """Return the assistant's next message in a conversation, or in each of a list of conversations.
 
         A conversation is a list of {"role": …, "content": …}. With `add_generation_prompt`, the prompt ends with the
         header of the assistant's turn. With `continue_final_message`, the model continues the last message; pass
         `add_generation_prompt` False then. `tools` are JSON schemas of functions. `chat_template_kwargs` are variables
-        for the model's chat template. Raises RequestError if one conversation cannot be served; then none has run.
+        for the model's chat template. `lora_request` is as in `generate`. Raises RequestError if one conversation
+        cannot be served; then none has run.
         """
         prompts = self.preprocess_chat(
             messages,
@@ -288,7 +306,7 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, lora_request=lora_request)
 
     def preprocess_chat(
         self,
@@ -338,6 +356,7 @@ class LLM:
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
+        lora_request: "LoRARequests",
         *,
         stream: bool,
     ) -> "list[EngineRequest]":
@@ -357,7 +376,16 @@ class LLM:
             default=self.get_default_sampling_params,
             priority=priority,
             stream=stream,
+            adapters=self._adapter_names(lora_request),
         )
+
+    def _adapter_names(self, given: "LoRARequests") -> "str | list[str | None] | None":
+        """Return the names of adapters, and read those that the engine does not have yet."""
+        if given is None:
+            return None
+        from ingot.serve.read_adapters import read_adapters
+
+        return read_adapters(self._engine, given)
 
     @property
     def _pools(self) -> bool:

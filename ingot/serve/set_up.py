@@ -9,6 +9,8 @@ from ingot.ir.artifact.plan import PLAN_FILE, Plan
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.ir.features import POOL, feeds_whole, unserved_params
 from ingot.ir.parse import parse_ending, parse_type
+from ingot.runtime.adapters.host_adapter import read_places
+from ingot.runtime.adapters.manager import DEFAULT_HOST_ADAPTERS, AdapterManager
 from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.given_numbers import as_integer
@@ -38,6 +40,8 @@ def make_engine(
     cascade: bool,
     policy: Policy,
     seed: int,
+    enable_lora: bool | None = None,
+    max_cpu_loras: int | None = None,
 ) -> Engine | PoolingEngine:
     """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
 
@@ -52,6 +56,8 @@ def make_engine(
     cascade                  whether attention may read a shared prefix once for all its sequences
     policy                   which request is served first: "fcfs" or "priority"
     seed                     seeds the requests that have no seed
+    enable_lora              whether requests may use LoRA adapters; None: if the artifact was compiled for them
+    max_cpu_loras            the most adapters that the host keeps; None: DEFAULT_HOST_ADAPTERS
 
     Raises OptionError for a limit above the artifact's, and for `prefix_caching` True without a paged KV cache.
     """
@@ -72,7 +78,7 @@ def make_engine(
         blocks=blocks_of(loaded.plans),
         unserved=() if pools else unserved_params(loaded.plan.inputs),
     )
-    layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
+    layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.entries)
     steps = loaded.round
     slots = PagePool(loaded.slots) if loaded.slots else None
     check_slots(config, slots)
@@ -100,7 +106,32 @@ def make_engine(
         seed=seed,
         work=steps.prepare,
         pin_memory=loaded.context.device.type == "cuda",
+        adapters=_adapters(loaded, enable_lora=enable_lora, max_cpu_loras=max_cpu_loras),
     )
+
+
+def _adapters(loaded: Loaded, *, enable_lora: bool | None, max_cpu_loras: int | None) -> AdapterManager | None:
+    """Return the manager of LoRA adapters; None if the artifact was compiled for none, or if they are turned off.
+
+    Raises OptionError if adapters are asked for and the artifact was compiled for none.
+    """
+    if not (enable_lora is None or isinstance(enable_lora, bool)):
+        raise OptionError(f"enable_lora is {enable_lora!r:.80}", expected="True, False or None")
+    if not loaded.has_adapters or enable_lora is False:
+        if enable_lora:
+            raise OptionError(
+                "enable_lora for an artifact that was compiled for no adapters",
+                expected="an artifact of compile-model --max-loras N",
+            )
+        return None
+    places = read_places(loaded.artifact, loaded.plans.states)
+    most = DEFAULT_HOST_ADAPTERS if max_cpu_loras is None else max_cpu_loras
+    if not isinstance(most, int) or isinstance(most, bool) or most < places.num_slots:
+        raise OptionError(
+            f"max_cpu_loras is {max_cpu_loras!r:.80}",
+            expected=f"at least {places.num_slots}, the adapters on the device",
+        )
+    return AdapterManager(places, loaded.executor.states, loaded.context.stream, most)
 
 
 def make_requests(
@@ -111,6 +142,7 @@ def make_requests(
     default: Callable[[], SamplingParams],
     priority: Sequence[int] | None,
     stream: bool,
+    adapters: str | Sequence[str | None] | None = None,
 ) -> list[EngineRequest]:
     """Return one engine request for each prompt.
 
@@ -118,13 +150,18 @@ def make_requests(
     ids               yields numbers to identify the requests
     priority          one integer for each prompt; None: 0 for all
     stream            return an output after each new token; False: only at the end
+    adapters          the name of a LoRA adapter for all prompts, or one name or None for each; None: none
 
     Raises RequestError for params or priorities that do not match the prompts.
     """
     params = default() if sampling_params is None else sampling_params
+    paired = _paired(prompts, "sampling params", params, SamplingParams, priority)
+    names = [adapters] * len(paired) if adapters is None or isinstance(adapters, str) else list(adapters)
+    if len(names) != len(paired):
+        raise RequestError(f"{len(names)} adapters for {len(paired)} prompts", expected="one, or one each")
     return [
-        EngineRequest(str(next(ids)), prompt, chosen, stream, rank)
-        for prompt, chosen, rank in _paired(prompts, "sampling params", params, SamplingParams, priority)
+        EngineRequest(str(next(ids)), prompt, chosen, stream, rank, name)
+        for (prompt, chosen, rank), name in zip(paired, names, strict=True)
     ]
 
 

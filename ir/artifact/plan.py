@@ -175,7 +175,7 @@ class State(BaseModel):
 
     kind   names its contents, such as "paged_kv" or "row"
     group  states of one group use the same page or row numbers
-    unit   "token" if it grows with each token, "sequence" if each sequence takes a fixed size
+    unit   "token" if it grows with each token, "sequence" or "adapter" if each of these takes a fixed size
     type   its tensor type as text; symbols such as `pages` get their sizes at loading
     """
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.ir.cache.groups import group_of_input
 from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.features.adapters import ADAPTERS
 from ingot.ir.features.blocks import BLOCKS
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
@@ -148,6 +149,7 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
 _SAMPLED = (SAMPLING, PENALTIES, BANS, EDITS, LOGPROBS)
 for _feature in (
     *(SEQUENCES, LOGIT_ROWS, PAGING, SHARING, SLOTS, *_SAMPLED),
+    ADAPTERS,
     *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS, POOLING),
 ):
     register_feature(_feature)

@@ -17,6 +17,8 @@ class RequestView(Protocol):
     seed        the seed of its random numbers
     max_total   the most tokens that it may have, prompt included
     output_ids  the ids of its generated tokens
+    adapter_slot
+                the slot of its LoRA adapter in the states on the device; -1: it uses none
     end_tokens  returns the ids of the tokens that end it
     """
 
@@ -37,5 +39,8 @@ class RequestView(Protocol):
 
     @property
     def output_ids(self) -> Sequence[int]: ...
+
+    @property
+    def adapter_slot(self) -> int: ...
 
     def end_tokens(self) -> frozenset[int]: ...

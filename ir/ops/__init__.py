@@ -17,6 +17,7 @@ from ingot.ir.ops.dense import (
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.logprobs import top_logprobs
+from ingot.ir.ops.lora import lora_expand, lora_shrink
 from ingot.ir.ops.moe import moe
 from ingot.ir.ops.paged_attention import kv_append, paged_attention
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
@@ -61,6 +62,8 @@ __all__ = [
     "kv_append",
     "layer_norm",
     "linear",
+    "lora_expand",
+    "lora_shrink",
     "match_rms",
     "merge_attention",
     "mix",

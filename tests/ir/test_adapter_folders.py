@@ -146,7 +146,7 @@ def test_damaged_folders_end_in_an_error(folder: Path) -> None:
         for _ in range(draw.randint(1, 4)):
             match draw.randrange(3):
                 case 0:
-                    del data[draw.randrange(len(data)) :]
+                    del data[draw.randrange(len(data) + 1) :]
                 case 1:
                     place = draw.randrange(len(data) + 1)
                     data[place:place] = draw.randbytes(draw.randint(1, 9))

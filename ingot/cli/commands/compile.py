@@ -41,6 +41,8 @@ def compile_checkpoint(
     checkpoints: str | None = None,
     keep_risky_fusions: Flag = False,
     adapter: str | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -97,6 +99,10 @@ def compile_checkpoint(
         Make every fusion, also those that `ingot check` reports as a risk with these weights.
     adapter
         A PEFT folder with a LoRA adapter. The compile merges it into the weights.
+    max_loras
+        The most LoRA adapters on the device at once while serving. 0: the artifact serves none.
+    max_lora_rank
+        The largest rank of such an adapter.
     jobs
         Number of compiler processes. Default: the number of cores.
     check_numerics
@@ -133,6 +139,8 @@ def compile_checkpoint(
             checkpoints=_folders(checkpoints),
             keep_risky_fusions=keep_risky_fusions,
             adapter=adapter,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,

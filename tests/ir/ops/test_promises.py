@@ -36,6 +36,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "match_rms": ("x", "like"),
     "mix": ("x", "weights"),
     "moe": ("x", "router_logits"),
+    "lora_shrink": ("x", "slots"),
+    "lora_expand": ("y", "shrunk", "slots"),
     "merge_attention": ("one", "one_lse", "other", "other_lse"),
     "sample": (
         "logits",

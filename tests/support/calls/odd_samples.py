@@ -91,6 +91,18 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 {"top_k": 7},
             )
         ],
+        "lora_shrink": [Sample((merged[:, 37:74], ints(1, 0, 1, -1, 0, 0, 1, 1, -1, 0, 1), rand(2, 3, 37)))],
+        "lora_expand": [
+            Sample(
+                (
+                    merged[:, 37:74],
+                    torch.randn(11, 9, generator=g).to(torch.promote_types(dtype, F32)),
+                    ints(1, 0, 1, -1, 0, 0, 1, 1, -1, 0, 1),
+                    rand(2, 37, 3),
+                ),
+                {"segments": [1, 19, 17]},
+            )
+        ],
         "cast": [Sample((merged[:, 3:8],), {"dtype": F16}), Sample((rand(3, 5),), {"dtype": dtype})],
         "attention": [
             Sample((heads[:, :4], heads[:, 4:], rand(11, 1, 18), *order), {"scale": 0.5, "layer": 3})

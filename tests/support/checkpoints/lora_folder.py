@@ -21,6 +21,7 @@ def modules_of(checkpoint: Path, ends: Iterable[str] = ()) -> dict[str, tuple[in
         for name, tensor in load_file(file).items():
             module = name.removesuffix(".weight")
             inside = any(word.isdecimal() for word in module.split("."))
+            inside = inside and "norm" not in module  # norms of each head
             if name != module and tensor.dim() == 2 and inside and module.endswith(tuple(ends) or ("",)):
                 rows, columns = tensor.shape
                 found[module] = (columns, rows) if transposed else (rows, columns)

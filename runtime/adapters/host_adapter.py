@@ -1,0 +1,172 @@
+"""An adapter in the form of the states on the device: for each state, the contents of one slot."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from ingot.ir.adapters.folder import Adapter, Factors, read_adapter
+from ingot.ir.adapters.low_rank import LowRank, change_of
+from ingot.ir.adapters.names import match_modules
+from ingot.ir.artifact.adapters import ADAPTERS_FILE, AdaptedLinear, AdapterSites
+from ingot.ir.artifact.plan import State
+from ingot.ir.errors import AdapterError, ArtifactError, IngotError
+from ingot.ir.parse import parse_recipe, parse_type
+from ingot.ir.recipe import Recipe
+from ingot.ir.types import TensorType
+from ingot.runtime.artifact import Artifact, malformed
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the factors of adapters belong: the linears of an artifact, and the types of their states.
+
+    linears   the linears, with the recipe of each segment
+    types     state name -> type; its first axis are the slots
+    """
+
+    linears: tuple[tuple[AdaptedLinear, tuple[Recipe, ...]], ...]
+    types: Mapping[str, TensorType]
+
+    @property
+    def num_slots(self) -> int:
+        return _size(next(iter(self.types.values())), 0)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of an adapter."""
+        return min(_size(self.types[one.b], 2) for one, _ in self.linears)
+
+
+@dataclass(eq=False)
+class HostAdapter:
+    """An adapter that requests can use.
+
+    name      its name
+    folder    the PEFT folder that it was read from
+    digest    the SHA-256 of its files, in hex
+    tensors   state name -> the contents of a slot, on the host
+    users     the sequences' requests that the scheduler has and that use it
+    slot      its slot on the device; -1: none
+    removed   whether new requests may no longer use it
+    """
+
+    name: str
+    folder: Path
+    digest: str
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    users: int = 0
+    slot: int = -1
+    removed: bool = False
+
+    @property
+    def key(self) -> bytes:
+        """The bytes that separate its cached prefixes from those of other adapters."""
+        return hashlib.sha256(self.digest.encode() + self.name.encode("utf-8", "surrogatepass")).digest()
+
+
+def read_places(artifact: Artifact, states: Mapping[str, State]) -> Places:
+    """Read adapters.json of an artifact. `states` are the states of its plans, by name.
+
+    Raises ArtifactError if the file is malformed, or does not fit the states.
+    """
+    try:
+        sites = AdapterSites.model_validate_json(artifact.read_text(ADAPTERS_FILE))
+    except ValidationError as error:
+        raise malformed(ADAPTERS_FILE, error) from None
+    types = {name: parse_type(state.type) for name, state in states.items() if state.kind == "lora"}
+    try:
+        linears = tuple((one, tuple(parse_recipe(part.recipe) for part in one.segments)) for one in sites.linears)
+    except IngotError as error:
+        raise ArtifactError(f"a recipe is malformed: {error.what}", where=ADAPTERS_FILE) from None
+    named = [name for one in sites.linears for name in (one.a, one.b)]
+    if not named or sorted(named) != sorted(types):
+        odd = sorted(set(named) ^ types.keys())
+        raise ArtifactError(
+            f"it names other states than plan.json: {', '.join(odd)[:200] or 'a state twice, or none'}",
+            where=ADAPTERS_FILE,
+            hint="compile the model again",
+        )
+    if len({one.dtype for one in types.values()}) > 1:
+        raise ArtifactError("the states of adapters have several dtypes", where="plan.json, states")
+    for one, _ in linears:
+        a, b = types[one.a].shape, types[one.b].shape
+        if sum(part.rows for part in one.segments) != b[1] or a[1] != _size(types[one.b], 2) * len(one.segments):
+            raise ArtifactError(f"the segments do not fit the state '{one.b}'", where=ADAPTERS_FILE)
+    return Places(linears, types)
+
+
+def host_adapter(name: str, folder: str | Path, places: Places, *, pinned: bool) -> HostAdapter:
+    """Read a PEFT folder, and convert its factors to the contents of a slot. Takes some seconds for a large adapter.
+
+    `pinned` allocates page-locked memory, for copies to a GPU. Raises AdapterError if the adapter cannot be used with
+    the artifact.
+    """
+    adapter = read_adapter(folder)
+    if adapter.rank > places.rank:
+        raise AdapterError(
+            f"the adapter has rank {adapter.rank}",
+            where=str(adapter.folder),
+            expected=f"at most {places.rank}, which the artifact was compiled for",
+            hint=f"compile with --max-lora-rank {adapter.rank}",
+        )
+    shapes = {part.tensor: part.shape for one, _ in places.linears for part in one.segments}
+    factors = match_modules(adapter, shapes)
+    tensors = _zeros(places, pinned=pinned)
+    for linear, recipes in places.linears:
+        _fill(tensors[linear.a], tensors[linear.b], linear, recipes, factors, adapter)
+    return HostAdapter(name, adapter.folder, adapter.digest, tensors)
+
+
+def _zeros(places: Places, *, pinned: bool) -> dict[str, torch.Tensor]:
+    """Return zeros for the contents of a slot, by state. They share one allocation: pinning memory takes the driver
+    about as long for a small tensor as for a large one."""
+    shapes = {name: [_size(one, 1), _size(one, 2)] for name, one in places.types.items()}
+    dtype = next(iter(places.types.values())).dtype  # of the activations, equal in all
+    flat = torch.zeros(sum(map(math.prod, shapes.values())), dtype=dtype, pin_memory=pinned)
+    parts = flat.split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _fill(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    linear: AdaptedLinear,
+    recipes: tuple[Recipe, ...],
+    factors: Mapping[str, Factors],
+    adapter: Adapter,
+) -> None:
+    """Write the factors of one linear into the contents of a slot, `a` [parts * R, K] and `b` [N, R].
+
+    The scale goes into `b`. Ranks below R leave zeros.
+    """
+    most, begin = b.shape[1], 0
+    for part, (segment, recipe) in enumerate(zip(linear.segments, recipes, strict=True)):
+        if (one := factors.get(segment.tensor)) is not None:
+            left, right = one.b.float() * one.scale, one.a.float()
+            change = change_of(recipe, LowRank(right.T, left.T) if adapter.transposed else LowRank(left, right))
+            expected = (segment.rows, a.shape[1])
+            if (found := (change.left.shape[0], change.right.shape[1])) != expected:
+                raise AdapterError(
+                    f"the change of a part of {segment.tensor} is {list(found)}",
+                    where=str(adapter.folder),
+                    expected=str(list(expected)),
+                )
+            a[part * most : part * most + one.rank] = change.right
+            b[begin : begin + segment.rows, : one.rank] = change.left
+        begin += segment.rows
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise AdapterError(
+            f"factors of {linear.segments[0].tensor} exceed the range of {str(b.dtype).removeprefix('torch.')}",
+            where=str(adapter.folder),
+        )
+
+
+def _size(of: TensorType, axis: int) -> int:
+    size = of.shape[axis]
+    assert isinstance(size, int)
+    return size
