@@ -9,6 +9,7 @@ from ingot.backends.triton.lower import (
     gate,
     linear,
     logprobs,
+    lora,
     norm,
     penalties,
     pool,
@@ -21,7 +22,7 @@ from ingot.backends.triton.lower import (
 from ingot.backends.triton.lower.call import Lowering
 
 _MODULES = (
-    *(attention, attention_step, elementwise, gate, linear, logprobs, norm),
+    *(attention, attention_step, elementwise, gate, linear, logprobs, lora, norm),
     *(penalties, pool, rope, sampling, sparsity, step, streams),
 )
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

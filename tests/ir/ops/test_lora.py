@@ -24,7 +24,7 @@ def test_each_token_uses_the_factors_of_its_adapter(dtype: torch.dtype) -> None:
             continue
         down = a[slot].double() @ x[token].double()
         up = torch.cat([b[slot, :10].double() @ down[:4], b[slot, 10:].double() @ down[4:]])
-        check(shrunk[token], down, dtype)
+        check(shrunk[token].to(dtype), down, dtype)
         check(found[token], y[token].double() + up, dtype)
 
 

@@ -119,6 +119,31 @@ def _linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return [OneCall(op, (draw(tokens, k), draw(n, k) * k**-0.5, draw(n) if n % 2 else None)) for tokens, n, k in shapes]
 
 
+def _lora(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Ranks below and above a tile's, parts of q, k and v that a tile does and does not divide, rows of one adapter."""
+    calls: Calls = []
+    for tokens, k, rank, segments in (
+        (1, 896, 16, [896, 128, 128]),
+        (17, 4864, 8, [896]),
+        (64, 2048, 64, [131, 77, 5]),
+        (131, 1031, 16, [512, 128, 128]),
+        (70, 320, 128, [256, 300]),
+    ):
+        slots = _ids(g, 4, tokens) - 1
+        slots[tokens // 2 :] = 2
+        ranks = rank * len(segments)
+        wide = torch.promote_types(draw(1).dtype, torch.float32)
+        given = {
+            "lora_shrink": ((draw(tokens, k), slots, draw(3, ranks, k) * k**-0.5), {}),
+            "lora_expand": (
+                (draw(tokens, sum(segments)), draw(tokens, ranks).to(wide), slots, draw(3, sum(segments), rank)),
+                {"segments": segments},
+            ),
+        }
+        calls.append(OneCall(op, *given[op]))
+    return calls
+
+
 def _head_norm(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """rms_norm of heads that are parts of a product, beside that of rows."""
     product = draw(13, 8 * 96)
@@ -260,6 +285,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(("mix", "concat", "match_rms", "gaussian_top_k"), _streams),
     "rms_norm": _head_norm,
     "linear": _linear,
+    **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "step_attention": _step_attention,

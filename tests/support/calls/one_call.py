@@ -45,6 +45,8 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "match_rms": {"x": "T", "like": "T"},
     "gaussian_top_k": {"x": "T"},
     "linear": {"x": "T"},
+    "lora_shrink": {"x": "T", "slots": "T"},
+    "lora_expand": {"y": "T", "shrunk": "T", "slots": "T"},
     "rms_norm": {"x": "T"},
     "layer_norm": {"x": "T"},
     "add_rms_norm": {"x": "T", "residual": "T"},
@@ -65,6 +67,8 @@ _STATES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "token_counts": ("row", ("R",)),
     "last_token": ("row", ("R",)),
     "position": ("row", ("R",)),
+    "a": ("lora", ()),
+    "b": ("lora", ()),
 }
 
 
@@ -116,7 +120,7 @@ class OneCall:
             dense = value.stride() == torch.empty(value.shape, device="meta").stride()
             value_type = TensorType(value.dtype, shape, None if dense else value.stride())
             if kind:
-                unit = "token" if kind == "paged_kv" else "sequence"
+                unit = {"paged_kv": "token", "lora": "adapter"}.get(kind, "sequence")
                 args.append(program.add_state(name, StateSpec(kind, kind, unit, value_type)))
             else:
                 args.append(program.add_input(name, value_type))
