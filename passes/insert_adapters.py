@@ -8,7 +8,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.adapters.low_rank import tensors_of, why_not
-from ingot.ir.adapters.sites import weight_recipe
+from ingot.ir.adapters.sites import STATE_A, STATE_B, weight_recipe
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.features.adapters import ADAPTERS, SLOTS_INPUT
 from ingot.ir.program import Program, StateSpec, is_call, named_arguments, tensor_type
@@ -18,7 +18,7 @@ from ingot.ir.weights import Matmul, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
-_SLICE = torch.ops.aten.slice.Tensor
+_ADD, _SLICE = torch.ops.aten.add.Tensor, torch.ops.aten.slice.Tensor
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,41 @@ class InsertAdapters(Pass):
         name = str(matmul.weight.parts["weight"].target)
         rank, columns = self.max_lora_rank, x.shape[-1]
         shapes = {
-            f"lora_a.{name}": (self.max_loras, rank * len(segments), columns),
-            f"lora_b.{name}": (self.max_loras, sum(segments), rank),
+            STATE_A + name: (self.max_loras, rank * len(segments), columns),
+            STATE_B + name: (self.max_loras, sum(segments), rank),
         }
         a, b = (
             program.add_state(state, StateSpec("lora", ADAPTERS.name, "adapter", TensorType(x.dtype, shape)))
             for state, shape in shapes.items()
         )
-        of_rows = slots.of(x.shape[0])
-        shrunk = rewriter.call(ops.lora_shrink, matmul.x, of_rows, a, before=node.next, origin=node.meta.get("origin"))
-        users = list(node.users)
+        of_rows, origin = slots.of(x.shape[0]), node.meta.get("origin")
+        # Before the linear, which reads its weights ahead while the shrink runs.
+        shrunk = rewriter.call(ops.lora_shrink, matmul.x, of_rows, a, before=node, origin=origin)
+        result = _with_residual(node)
+        users = list(result.users)
         made = rewriter.call(
             ops.lora_expand,
-            *(node, shrunk, of_rows, b),
-            before=shrunk.next,
-            origin=node.meta.get("origin"),
+            *(result, shrunk, of_rows, b),
+            before=result.next,
+            origin=origin,
             segments=list(segments),
         )
         for user in users:
-            user.replace_input_with(node, made)
+            user.replace_input_with(result, made)
         program.set_outputs({**program.output_nodes(), **dict(zip(shapes, (a, b), strict=True))})
+
+
+def _with_residual(linear: fx.Node) -> fx.Node:
+    """Return the call that adds a residual to the result of a linear, or else the linear.
+
+    The expand comes after the add, so that backends can fuse the add with the linear.
+    """
+    (user, *others) = linear.users
+    if others or not is_call(user, _ADD) or user.kwargs or user.meta["type"] != linear.meta["type"]:
+        return linear
+    return (
+        user if all(isinstance(arg, fx.Node) and tensor_type(arg) == tensor_type(user) for arg in user.args) else linear
+    )
 
 
 class _Slots:

@@ -11,6 +11,7 @@ from ingot.ir.artifact.adapters import ADAPTED
 from ingot.ir.errors import OptionError
 from ingot.ir.features.adapters import ADAPTERS
 from ingot.ir.program import Model
+from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 
 # The ranks for which kernels are compiled. A smaller rank is padded with zeros. Tensor cores need 16; a rank of 8
 # halves the memory of small adapters.
@@ -51,5 +52,6 @@ def with_adapted_entry(model: Model) -> Model:
     adapted = main.copy()
     adapted.name = ADAPTED
     adapted.ending = replace(main.ending, features=(*main.ending.features, ADAPTERS.name))
-    expected = {**model.expected, **({ADAPTED: model.expected["main"]} if "main" in model.expected else {})}
-    return replace(model, entries={**model.entries, ADAPTED: adapted}, expected=expected)
+    # Between the add of a residual and the norm after it stands an expand.
+    expected = {name: count for name, count in model.expected.get("main", {}).items() if name != FuseAddRMSNorm.name}
+    return replace(model, entries={**model.entries, ADAPTED: adapted}, expected={**model.expected, ADAPTED: expected})

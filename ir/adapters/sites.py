@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from ingot.ir import ops
 from ingot.ir.adapters.low_rank import tensors_of
 from ingot.ir.artifact.adapters import AdaptedLinear, AdapterSites, Segment
-from ingot.ir.errors import VerifyError
 from ingot.ir.program import Program, named_arguments
 from ingot.ir.recipe import Recipe
-from ingot.ir.weights import matmul_of
+
+# The names of the states with the factors of a linear: these, and then the name of the linear's weight.
+STATE_A, STATE_B = "lora_a.", "lora_b."
 
 
 def weight_recipe(recipe: Recipe) -> tuple[Recipe, ...]:
@@ -31,14 +32,12 @@ def adapter_sites(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Ad
     found = []
     for node in program.calls(ops.lora_expand.overload):
         expand = named_arguments(node)
-        shrink, matmul = named_arguments(expand["shrunk"]), matmul_of(expand["y"])
-        if matmul is None:
-            raise VerifyError(f"%{node.name} changes no result of a linear", where=f"program {program.name}")
-        recipes = weight_recipe(program.params[str(matmul.weight.parts["weight"].target)].recipe)
+        weight = str(expand["b"].target).removeprefix(STATE_B)
+        recipes = weight_recipe(program.params[weight].recipe)
         segments = [
             Segment(rows=rows, tensor=tensor, shape=shapes[tensor], recipe=str(recipe))
             for rows, recipe in zip(expand["segments"], recipes, strict=True)
             for (tensor,) in (tensors_of(recipe),)
         ]
-        found.append(AdaptedLinear(a=str(shrink["a"].target), b=str(expand["b"].target), segments=tuple(segments)))
+        found.append(AdaptedLinear(a=STATE_A + weight, b=STATE_B + weight, segments=tuple(segments)))
     return AdapterSites(linears=tuple(found))

@@ -1,8 +1,8 @@
 """Kernels of LoRA adapters: two matmuls of low rank, with the factors of each row's adapter.
 
-A step of few rows reads other factors in each row, and its time is that of launches. There, a program takes one row and a
-part of the factors. In a step with prompts, neighbouring rows have the same adapter, and a program takes a tile of rows.
-It computes the tile once for each adapter in it, with the rows of the others as zeros.
+A step of few rows reads other factors in each row, and its time is that of launches. There, a program takes one row
+and a part of the factors. In a step with prompts, neighbouring rows have the same adapter, and a program takes a tile
+of rows. It computes the tile once for each adapter in it, with the rows of the others as zeros.
 """
 
 import triton
