@@ -160,7 +160,7 @@ def make_requests(
     if len(names) != len(paired):
         raise RequestError(f"{len(names)} adapters for {len(paired)} prompts", expected="one, or one each")
     return [
-        EngineRequest(str(next(ids)), prompt, chosen, stream, rank, name)
+        EngineRequest(str(next(ids)), prompt, chosen, stream, rank, adapter=name)
         for (prompt, chosen, rank), name in zip(paired, names, strict=True)
     ]
 
