@@ -63,6 +63,8 @@ class AsyncLLM:
         replicas: int = 1,
         **options: Any,
     ) -> None:
+        if as_integer(replicas) is None or replicas < 1:
+            raise OptionError(f"replicas is {replicas!r:.80}", expected="an integer of at least 1")
         compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
         if revision is not None:
             compile_options["revision"] = revision
@@ -230,10 +232,8 @@ def make_engine(model: ServedModel, options: dict[str, Any], limits: EngineLimit
 
     options   the arguments of `LLM` that each engine gets
 
-    Raises OptionError if `replicas` is no positive integer, or if there are fewer GPUs, or cores, than replicas.
+    Raises OptionError if there are fewer GPUs, or cores, than replicas.
     """
-    if as_integer(replicas) is None or replicas < 1:
-        raise OptionError(f"replicas is {replicas!r:.80}", expected="an integer of at least 1")
     if replicas == 1:
         return EngineClient(model.artifact, options, limits)
     return Replicas(model.artifact, options, limits, find_places(replicas, model.device), model.page_size)

@@ -118,3 +118,8 @@ def test_the_manifest_for_kubernetes(own_environment: pytest.MonkeyPatch, server
     assert scraped["prometheus.io/port"] == str(port["containerPort"])
     mounts = {one["name"] for one in container["volumeMounts"]}
     assert mounts == {one["name"] for one in pod["volumes"]}
+
+
+def test_the_commands_of_the_page_on_replicas(own_environment: pytest.MonkeyPatch) -> None:
+    (command,) = re.findall(r"^    ingot serve (.*)$", (ROOT / "docs" / "replicas.md").read_text(), re.M)
+    assert parsed(command.split())["replicas"] == 2

@@ -57,6 +57,8 @@ def engine(**parts: Any) -> Any:
     return SimpleNamespace(
         occupancy=Occupancy(0, 0, 0, 3, 0, 0, 0, 8, 0),
         prefix_cache_stats=PrefixCacheStats(),
+        steps_ended=0,
+        seconds_waited=0.0,
         has_unfinished=lambda: False,
         **parts,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from http_server import until
 
 pytest.importorskip("ray")
@@ -101,3 +103,17 @@ def test_a_replica_that_dies(client: httpx.Client) -> None:
         assert [one.result().status_code for one in sent] == [200] * 8
     until(lambda: len(replica_processes()) == 2, 120, 0.5)
     assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_the_examples_of_the_page() -> None:
+    from ingot.serve.ray.app import RayArguments
+
+    page = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text()
+    (config,) = re.findall(r"^```yaml\n(applications:\n.*?)```", page, re.M | re.S)
+    (application,) = yaml.safe_load(config)["applications"]
+    (given,) = re.findall(r"^    serve run (\S+) (.*)$", page, re.M)
+    assert given[0] == application["import_path"] == f"{RayArguments.__module__}:build"
+    for arguments in (application["args"], dict(one.split("=") for one in given[1].split())):
+        assert RayArguments.model_validate(arguments).replicas == 2
+    with pytest.raises(ValueError, match="repliks"):
+        RayArguments.model_validate({"model": "m", "repliks": "2"})
