@@ -124,9 +124,9 @@ def running(
         try:
             while not _answers(port):
                 if process.poll() is not None:
-                    raise ChildError(f"the server ended with status {process.returncode}: see {log}")
+                    raise ChildError(f"the server ended with status {process.returncode}: see {log.name}")
                 if time.monotonic() - begin > timeout:
-                    raise ChildError(f"the server did not answer within {timeout:g} s: see {log}")
+                    raise ChildError(f"the server did not answer within {timeout:g} s: see {log.name}")
                 time.sleep(0.05)
             yield Server(port, time.monotonic() - begin, process.pid)
         finally:
