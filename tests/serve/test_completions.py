@@ -150,22 +150,6 @@ def test_the_prefix_cache_is_salted(server: HttpServer) -> None:
     assert cached(cache_salt="a") == 0 and cached(cache_salt="a") > 50 and cached(cache_salt="b") == 0
 
 
-def test_the_sequences_of_a_prompt_share_its_pages(server: HttpServer) -> None:
-    """The pages that four sequences hold are hardly more than those of one."""
-    held: list[float] = []
-    for n in (1, 4):
-        begun: set[int] = set()
-        fields = {"prompt": "y" * 2000, "n": n, "seed": 1, "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        with server.http.stream("POST", "/v1/completions", json=fields) as answer:
-            for line in answer.iter_lines():
-                begun |= {one["index"] for one in json.loads(line.removeprefix("data: "))["choices"]} if line else set()
-                if len(begun) == n:
-                    break
-            held.append(server.gauge("kv_cache_usage_perc"))
-        server.until_gauge("kv_cache_usage_perc", 0, 5)
-    assert 0 < held[0] < held[1] < 1.5 * held[0]
-
-
 def test_tokenize_and_back(server: HttpServer, llm: LLM) -> None:
     made = server.http.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True}).json()
     assert made["tokens"] == llm.get_tokenizer().encode("héllo") and made["count"] == 6  # type: ignore[union-attr]

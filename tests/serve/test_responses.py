@@ -124,8 +124,8 @@ def test_a_stream(client: OpenAI, llm: LLM) -> None:
     events = list(client.responses.create(model="tiny", input=[USER], temperature=0, max_output_tokens=12, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type.removeprefix("response.") for event in events]
-    deltas = types.count("output_text.delta")
-    assert types == [*FIRST_TYPES, *["output_text.delta"] * deltas, *LAST_TYPES, "incomplete"] and deltas > 2
+    deltas = types.count("output_text.delta")  # they merge on a busy machine
+    assert types == [*FIRST_TYPES, *["output_text.delta"] * deltas, *LAST_TYPES, "incomplete"] and deltas >= 1
     text = expected(llm, [USER]).outputs[0].text
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     first, last = events[0], events[-1]
