@@ -133,6 +133,11 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
             self._schedule(group)
 
     @property
+    def waiting_adapters(self) -> tuple[str, ...]:
+        """The names of the LoRA adapters that requests wait for."""
+        return () if self._for_adapters is None else self._for_adapters.names
+
+    @property
     def _holds_back(self) -> bool:
         return bool(self._for_adapters)
 

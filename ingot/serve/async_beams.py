@@ -15,7 +15,9 @@ from ingot.serve.engine.messages import Delta, TokenLogprob
 class Submits(Protocol):
     """The method of `AsyncLLM` that sends a request to the engine."""
 
-    def submit(self, prompt: Prompt, params: SamplingParams, *, stream: bool, priority: int) -> DeltaStream: ...
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, *, stream: bool, priority: int, adapter: str | None
+    ) -> DeltaStream: ...
 
 
 class AsyncBeamSearch:
@@ -24,10 +26,13 @@ class AsyncBeamSearch:
     search     what it has found so far
     params     its parameters
     priority   the priority of its requests
+    adapter    the LoRA adapter of its requests; None: the model alone
     """
 
-    def __init__(self, llm: Submits, search: BeamSearch, params: BeamSearchParams, priority: int) -> None:
-        self._llm, self._priority = llm, priority
+    def __init__(
+        self, llm: Submits, search: BeamSearch, params: BeamSearchParams, priority: int, adapter: str | None = None
+    ) -> None:
+        self._llm, self._priority, self._adapter = llm, priority, adapter
         self._sampling = step_params(params)
         self._streams: list[DeltaStream] = []
         self._closed = False
@@ -43,7 +48,9 @@ class AsyncBeamSearch:
             try:
                 for prompt in prompts:
                     self._streams.append(
-                        self._llm.submit(prompt, self._sampling, stream=False, priority=self._priority)
+                        self._llm.submit(
+                            prompt, self._sampling, stream=False, priority=self._priority, adapter=self._adapter
+                        )
                     )
                 found = [delta for stream in self._streams async for deltas in stream for delta in deltas]
             finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ingot.ir.errors import IngotError, OptionError, RequestError
+from ingot.runtime.adapters.lora_request import LoRARequest
 from ingot.runtime.beam_search_params import BeamSearchParams
 from ingot.runtime.beams import BeamSearch, BeamSearchOutput, check_room
 from ingot.runtime.chat.template import ChatOptions
@@ -27,7 +28,7 @@ from ingot.serve.engine.replicas import Replicas
 from ingot.serve.engine.served_engine import ServedEngine
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
-from ingot.serve.find_artifact import find_artifact
+from ingot.serve.find_artifact import find_artifact, is_artifact
 from ingot.serve.served_model import ServedModel, TextThreads
 
 # A longer text is tokenized in a thread. This length takes 1 ms with pico's tokenizer, in which no stream advances.
@@ -41,8 +42,8 @@ class AsyncLLM:
     that replaces the model's chat template. `generation_config` says where the sampling parameters of requests without
     any come from: "auto" is the model, "none" no file, else it is a folder with a generation_config.json.
     `limits` bounds the queue and the restarts of the engine. `replicas` is the number of engine processes, each with a
-    GPU of its own, or with a share of the cores; requests with a common prefix go to the same one. `options` are the
-    other arguments of `LLM`.
+    GPU of its own, or with a share of the cores; requests with a common prefix go to the same one. `lora_modules` maps
+    names to the folders of LoRA adapters. `options` are the other arguments of `LLM`.
 
         async with AsyncLLM("build/pico.ingot") as llm:
             async for output in llm.generate("def f", SamplingParams(max_tokens=8), "request-0"):
@@ -61,6 +62,7 @@ class AsyncLLM:
         generation_config: str = OF_MODEL,
         limits: EngineLimits | None = None,
         replicas: int = 1,
+        lora_modules: Mapping[str, Path] | None = None,
         **options: Any,
     ) -> None:
         if as_integer(replicas) is None or replicas < 1:
@@ -68,12 +70,15 @@ class AsyncLLM:
         compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
         if revision is not None:
             compile_options["revision"] = revision
+        if options.get("enable_lora") and not is_artifact(model):
+            compile_options.setdefault("max_loras", 1)  # vLLM's default
         self.model = ServedModel.open(find_artifact(model, compile_options), chat_template, generation_config)
         self.model.check_chat_template()
         if (longest := options.get("max_model_len")) is not None:  # the engine refuses a bad one
             self.model = replace(self.model, max_seq_len=longest)
         engine_options = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
-        self.engine = make_engine(self.model, engine_options, limits or EngineLimits(), replicas)
+        adapters = {name: str(folder) for name, folder in (lora_modules or {}).items()}
+        self.engine = make_engine(self.model, engine_options, limits or EngineLimits(), replicas, adapters)
         self._threads = TextThreads()
         self._open: dict[str, DeltaStream] = {}
 
@@ -99,11 +104,13 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the output of one prompt so far, whenever it has grown; the last one is finished.
 
-        The arguments are as in `LLM.generate`; `request_id` names the request for `abort`. A caller that is slower than
-        the engine gets fewer outputs. Leaving the iterator or cancelling its task aborts the request.
+        The arguments are as in `LLM.generate`; `request_id` names the request for `abort`. An adapter is loaded first,
+        unless it is there. A caller that is slower than the engine gets fewer outputs. Leaving the iterator or
+        cancelling its task aborts the request.
         Raises RequestError if it cannot be served, QueueFullError if too many requests wait, EngineDeadError if the
         engine is not running.
         """
@@ -111,7 +118,12 @@ class AsyncLLM:
         if request_id is not None and request_id in self._open:
             raise RequestError(f"request id '{request_id}' is in use", expected="an id of its own")
         read = await self.read_prompt(prompt)
-        stream = self.submit(read, params, priority=priority)
+        adapter = None
+        if lora_request is not None:
+            adapter = lora_request.lora_name
+            if self.engine.adapters.get(adapter) != lora_request.lora_path:
+                await self.load_adapter(adapter, lora_request.lora_path)
+        stream = self.submit(read, params, priority=priority, adapter=adapter)
         output = _Growing(request_id or "", read, params)
         if request_id is not None:
             self._open[request_id] = stream
@@ -189,12 +201,28 @@ class AsyncLLM:
         with contextlib.suppress(IngotError):
             await self.render([{"role": "user", "content": "a"}], ChatOptions())
 
-    def submit(self, prompt: Prompt, params: SamplingParams, *, stream: bool = True, priority: int = 0) -> DeltaStream:
+    async def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter while requests run. Raises AdapterError if it cannot be used, and EngineDeadError."""
+        await self.engine.load_adapter(name, str(folder))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter. Requests that use it run to their end. Raises AdapterError for an unknown name."""
+        await self.engine.unload_adapter(name)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        stream: bool = True,
+        priority: int = 0,
+        adapter: str | None = None,
+    ) -> DeltaStream:
         """Send a request to the engine and return the stream of its deltas, from which `generate` builds outputs.
 
-        With `stream`, a delta follows each step; without, one for each sequence at its end. The caller closes the
-        stream if it leaves early. Raises QueueFullError if too many requests wait, EngineDeadError if the engine is not
-        running.
+        With `stream`, a delta follows each step; without, one for each sequence at its end. `adapter` names a LoRA
+        adapter that is loaded. The caller closes the stream if it leaves early. Raises QueueFullError if too many
+        requests wait, EngineDeadError if the engine is not running.
         """
         return self.engine.add(
             prompt.token_ids,
@@ -203,16 +231,19 @@ class AsyncLLM:
             stream=stream,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            adapter=adapter,
         )
 
-    def open_beam_search(self, prompt: Prompt, params: BeamSearchParams, *, priority: int = 0) -> AsyncBeamSearch:
+    def open_beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, *, priority: int = 0, adapter: str | None = None
+    ) -> AsyncBeamSearch:
         """Return the beam search of a prompt, which has not begun. The caller runs it, and closes it in any case.
 
-        Raises RequestError if the prompt leaves no room for a token.
+        `adapter` names a LoRA adapter that is loaded. Raises RequestError if the prompt leaves no room for a token.
         """
         check_room(prompt, self.model.max_seq_len, "prompt")
         search = BeamSearch(prompt, params, self.model.eos_token_ids, self.model.max_seq_len)
-        return AsyncBeamSearch(self, search, params, priority)
+        return AsyncBeamSearch(self, search, params, priority, adapter)
 
     def submit_pooling(self, prompt: Prompt, params: PoolingParams, *, priority: int = 0) -> VectorAnswer:
         """Send a request for the vector of a prompt, and return its answer. The caller closes it if it leaves early.
@@ -227,16 +258,24 @@ class AsyncLLM:
         return await self.engine.reset_prefix_cache()
 
 
-def make_engine(model: ServedModel, options: dict[str, Any], limits: EngineLimits, replicas: int) -> ServedEngine:
+def make_engine(
+    model: ServedModel,
+    options: dict[str, Any],
+    limits: EngineLimits,
+    replicas: int,
+    adapters: dict[str, str] | None = None,
+) -> ServedEngine:
     """Return the engines of a model, which are not started yet: one, or several replicas.
 
-    options   the arguments of `LLM` that each engine gets
+    options    the arguments of `LLM` that each engine gets
+    adapters   name -> folder of the LoRA adapters that each engine loads
 
     Raises OptionError if there are fewer GPUs, or cores, than replicas.
     """
     if replicas == 1:
-        return EngineClient(model.artifact, options, limits)
-    return Replicas(model.artifact, options, limits, find_places(replicas, model.device), model.page_size)
+        return EngineClient(model.artifact, options, limits, adapters)
+    places = find_places(replicas, model.device)
+    return Replicas(model.artifact, options, limits, places, model.page_size, adapters)
 
 
 class _Growing:

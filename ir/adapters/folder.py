@@ -96,7 +96,11 @@ def _check_folder(path: Path) -> None:
             return
     except (OSError, ValueError):  # a name too long, a NUL in it, no permission
         pass
-    raise AdapterError(f"there is no folder {str(path)!r:.200}", expected=f"a PEFT folder with {CONFIG} and {TENSORS}")
+    raise AdapterError(
+        "there is no folder of the adapter",
+        where=str(path)[:200],
+        expected=f"a PEFT folder with {CONFIG} and {TENSORS}",
+    )
 
 
 def _read(folder: Path, name: str, most: int) -> bytes:

@@ -126,8 +126,8 @@ class AdapterManager:
 
     def _check_new(self, name: str, *, replaceable: bool) -> None:
         if name in self._reading or name in self._adapters:
-            where = "" if name in self._reading else f": {self._adapters[name].folder}"
-            raise AdapterError(f"the adapter '{name:.80}' is there already{where}"[:300], expected="another name")
+            where = "" if name in self._reading else str(self._adapters[name].folder)
+            raise AdapterError(f"the adapter '{name:.80}' is there already", where=where, expected="another name")
         if len(self._adapters) + len(self._reading) < self._max_host:
             return
         idle = [one for one in self._adapters.values() if not one.users]

@@ -24,8 +24,10 @@ class WaitingForAdapters(Generic[Waiting]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the adapters that requests wait for, each once."""
+        return tuple(dict.fromkeys(one.name for one in self._waiting.values()))
 
     def add(self, request: Waiting, adapter: HostAdapter) -> None:
         self._waiting[request] = adapter
@@ -33,9 +35,6 @@ class WaitingForAdapters(Generic[Waiting]):
     def drop(self, request: Waiting) -> bool:
         """Forget a request. Return whether it waited."""
         return self._waiting.pop(request, None) is not None
-
-    def clear(self) -> None:
-        self._waiting.clear()
 
     def ready(self) -> Iterator[tuple[Waiting, HostAdapter]]:
         """Remove and yield the requests that can begin. The caller calls `AdapterManager.use` for each at once."""

@@ -124,7 +124,7 @@ def test_links_and_pickles_are_refused(folder: Path, tmp_path: Path) -> None:
     file.mkdir()
     with pytest.raises(AdapterError, match="is no regular file"):
         read_adapter(folder)
-    with pytest.raises(AdapterError, match="no folder"):
+    with pytest.raises(AdapterError, match="there is no folder"):
         read_adapter(tmp_path / "nowhere")
 
 

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.xdist_group("serve")
 def test_the_engine_takes_all_options_of_llm() -> None:
     parameters = inspect.signature(LLM.__init__).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    for_adapters = {"enable_lora", "max_cpu_loras"}  # which requests to an engine process cannot use
-    assert named - {"revision"} - for_adapters == ENGINE_OPTIONS
+    assert named - {"revision"} == ENGINE_OPTIONS
 
 
 def test_the_server_process_imports_no_torch() -> None:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -64,6 +64,12 @@ def serve_model(
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
     seed: int = 0,
     cuda_graphs: Literal["idle", "need", "all", "none"] = "idle",
+    enable_lora: Flag = False,
+    max_loras: int | None = None,
+    max_lora_rank: int | None = None,
+    max_cpu_loras: int | None = None,
+    lora_modules: Several = (),
+    adapter_dir: Path | None = None,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API. SIGTERM lets running requests end.
 
@@ -158,6 +164,18 @@ def serve_model(
         Seeds requests without a seed.
     cuda_graphs
         When to capture CUDA graphs.
+    enable_lora
+        Serve LoRA adapters. An artifact must have been compiled with --max-loras.
+    max_loras
+        Adapters on the device at once, for a checkpoint. Default: 1.
+    max_lora_rank
+        The largest rank of an adapter, for a checkpoint. Default: 16.
+    max_cpu_loras
+        Adapters that the host keeps. Default: 64.
+    lora_modules
+        An adapter as NAME=FOLDER; may be repeated. Its name is a model for clients.
+    adapter_dir
+        A folder below which clients may load adapters, with /v1/load_lora_adapter.
     """
     if not 0 <= port <= 65535:
         raise OptionError(f"--port is {port}", expected="0 to 65535")
@@ -174,6 +192,7 @@ def serve_model(
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
         raise OptionError(f"--root-path is {root_path!r:.80}", expected="a path such as /models/pico")
     keys = (*api_key, *os.environ.get(_KEY_VARIABLE, "").split(","))
+    from ingot.cli.lora_modules import checked_folder, read_lora_modules
     from ingot.serve.async_llm import AsyncLLM
     from ingot.serve.engine.client import EngineLimits
     from ingot.serve.http.admin.options import AdminOptions
@@ -204,7 +223,9 @@ def serve_model(
         drain_seconds=drain_seconds,
         read_seconds=read_seconds,
         max_stored_responses=max_stored_responses,
+        adapter_dir=None if adapter_dir is None else checked_folder(adapter_dir),
     )
+    compiling: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     if admin_port is not None and not admin_key:
         admin_key = os.environ.get(_ADMIN_KEY_VARIABLE, "")
     admin = AdminOptions(admin_uds, admin_host, admin_port, admin_key.strip(), profile_dir)
@@ -225,6 +246,10 @@ def serve_model(
         scheduling_policy=scheduling_policy,
         seed=seed,
         cuda_graphs=cuda_graphs,
+        enable_lora=True if enable_lora or lora_modules or adapter_dir else None,
+        max_cpu_loras=max_cpu_loras,
+        lora_modules=read_lora_modules(lora_modules, options.model_names),
+        **{name: value for name, value in compiling.items() if value is not None},
     )
     serve(llm, options, admin)
 

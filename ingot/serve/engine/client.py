@@ -38,6 +38,7 @@ from ingot.serve.engine.messages import (
     ToServer,
     Vector,
     VectorKind,
+    adapter_message,
 )
 from ingot.serve.engine.place import ANYWHERE, Place
 from ingot.serve.engine.sent_request import SentRequest
@@ -87,10 +88,12 @@ class EngineClient:
     max_num_seqs  sequences that a step can hold; 0 before the first start
     num_sequences
                   sequences of all requests that have not ended
+    max_loras     LoRA adapters on the device at once; 0: none can be used
     vectors       what the model's vectors are; None for a model that generates tokens, and before the first start
     paused        whether the engine runs no steps until it is resumed; a restarted engine is paused again
     emptied       how often the prefix cache has become empty
     index         the number of this engine among the replicas; place: what its process runs on
+    adapters      name -> folder of the LoRA adapters that requests can use. Restarted engines, too, load them
 
     `rescue` is called when the engine has ended by itself, with the requests that had not begun. It returns those that
     end with EngineDeadError; another engine has taken the others.
@@ -101,6 +104,7 @@ class EngineClient:
         artifact: Path,
         options: dict[str, Any],
         limits: EngineLimits,
+        adapters: dict[str, str] | None = None,
         *,
         index: int = 0,
         place: Place = ANYWHERE,
@@ -115,9 +119,11 @@ class EngineClient:
         self.emptied = 0
         self.index, self.place = index, place
         self.options = options
-        self._start = Start(str(artifact), options)
+        self.adapters = {} if adapters is None else adapters
+        self._start = Start(str(artifact), options, self.adapters)
+        self._given: dict[str, str] = {}  # the adapters in the last Start
         self.limits = limits
-        self.max_num_seqs = 0
+        self.max_num_seqs = self.max_loras = 0
         self._keys = itertools.count(1)
         self._rescue = rescue
         self._requests: dict[int, SentRequest] = {}  # by key
@@ -165,8 +171,11 @@ class EngineClient:
         stream: bool,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> DeltaStream:
-        """Send a request to the engine and return its deltas. `params` as in `Add`, `num_sequences` its n.
+        """Send a request to the engine and return its deltas.
+
+        `params` and `adapter` are as in `Add`. `num_sequences` is the request's n.
 
         Raises EngineDeadError if no engine is ready, QueueFullError if too many sequences wait. A request that the
         engine refuses raises its RequestError from the stream.
@@ -174,7 +183,7 @@ class EngineClient:
         key = next(self._keys)
         self.check_room(num_sequences)
         answer = DeltaStream(num_sequences, lambda: self._abort(key), self._wakeups, self.index)
-        message = Add(key, prompt_ids, params, stream, priority, cache_salt)
+        message = Add(key, prompt_ids, params, stream, priority, cache_salt, adapter)
         self._send_request(SentRequest(message, answer, num_sequences))
         return answer
 
@@ -234,7 +243,32 @@ class EngineClient:
     async def order(self, action: Action, argument: str = "") -> None:
         """Let the engine carry out an order, as described in `Order`. Raises EngineDeadError, or the engine's error."""
         number = next(self._keys)
-        self._send(Order(number, action, argument))
+        await self._done(number, Order(number, action, argument))
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter, and return when requests can use it. Raises EngineDeadError, or the engine's error."""
+        await self.order_adapter(name, folder)
+        self.adapters[name] = folder
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter. Requests that use it run to their end. Raises as `load_adapter`."""
+        self.adapters.pop(name, None)  # at once, so that no request comes after the message
+        await self.order_adapter(name, None)
+
+    async def order_adapter(self, name: str, folder: str | None) -> None:
+        """Let the engine load an adapter, or unload it if `folder` is None; `adapters` stays. Raises as both."""
+        number = next(self._keys)
+        await self._done(number, adapter_message(number, name, folder))
+
+    def _catch_up(self) -> None:
+        """Let an engine that has just started load and unload the adapters that have come and gone since its Start."""
+        later = {name: folder for name, folder in self.adapters.items() if name not in self._given}
+        for name, folder in {**later, **dict.fromkeys(self._given.keys() - self.adapters.keys())}.items():
+            self._send(adapter_message(next(self._keys), name, folder))
+
+    async def _done(self, number: int, message: Message) -> None:
+        """Send a message, and wait for its `Done`. Raises EngineDeadError, or the engine's error."""
+        self._send(message)
         answer = self._orders[number] = asyncio.get_running_loop().create_future()
         try:
             await answer
@@ -333,6 +367,7 @@ class EngineClient:
         with theirs:
             process = start_process(theirs, self.place)
         self._connection = connection = await EngineConnection.open(ours, self._take)
+        self._given = dict(self.adapters)
         connection.send(self._start)
         self._last_sign = time.monotonic()
         try:
@@ -405,9 +440,19 @@ class EngineClient:
                 request = self._forget(key)
                 if request is not None:
                     request.answer.fail(decode_error(error))
-            case Ready(max_num_seqs, timings, vectors):
+            case Ready(max_num_seqs, timings, vectors, max_loras, failed):
+                if failed and not self.restarts and not self.max_num_seqs:  # the first start
+                    self._error = decode_error(next(iter(failed.values())))
+                    self._become("dead")
+                    return
+                for name, text in failed.items():
+                    log.error("the adapter '%s' cannot be loaded again: %s", name, decode_error(text))
+                    self.adapters.pop(name, None)
                 self.max_num_seqs, self.timings, self.vectors = max_num_seqs, timings, vectors
+                self.max_loras = max_loras
+                self._given = {name: folder for name, folder in self._given.items() if name not in failed}
                 self._become("ready")
+                self._catch_up()
                 if self.paused:
                     self._send(Order(next(self._keys), "pause"))
             case Failed(error):

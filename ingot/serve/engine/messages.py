@@ -24,10 +24,14 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Start(Message):
-    """Load an artifact folder. `options` are arguments of `LLM`. This is the first message to an engine."""
+    """Load an artifact folder. `options` are arguments of `LLM`. This is the first message to an engine.
+
+    adapters   name -> folder of the LoRA adapters to load
+    """
 
     artifact: str
     options: dict[str, Any]
+    adapters: dict[str, str] = {}
 
 
 class Add(Message):
@@ -36,6 +40,7 @@ class Add(Message):
     key      the number of the request in later messages
     params   the fields of SamplingParams that differ from their defaults
     stream   False: the engine sends one delta for each sequence, at the end
+    adapter  the name of a LoRA adapter that is loaded; None: the model alone
     """
 
     key: int
@@ -44,6 +49,7 @@ class Add(Message):
     stream: bool
     priority: int
     cache_salt: str | None
+    adapter: str | None = None
 
 
 class Pool(Message):
@@ -86,6 +92,26 @@ class Order(Message):
     argument: str = ""
 
 
+class LoadAdapter(Message):
+    """Load a LoRA adapter from a PEFT folder while requests run. The engine answers with `Done` of the same number."""
+
+    number: int
+    name: str
+    folder: str
+
+
+class UnloadAdapter(Message):
+    """Forget a LoRA adapter. Requests that use it run to their end. The engine answers with `Done`."""
+
+    number: int
+    name: str
+
+
+def adapter_message(number: int, name: str, folder: str | None) -> LoadAdapter | UnloadAdapter:
+    """Return the message to load an adapter, or to unload it if `folder` is None."""
+    return UnloadAdapter(number, name) if folder is None else LoadAdapter(number, name, folder)
+
+
 class VectorKind(Message):
     """Describes the vectors that a model returns for prompts.
 
@@ -104,11 +130,15 @@ class Ready(Message):
 
     max_num_seqs   sequences that a step can hold
     vectors        what the model's vectors are; None for a model that generates tokens
+    max_loras      LoRA adapters on the device at once; 0: the engine serves none
+    failed         name -> error of the LoRA adapters that could not be loaded, from `ingot.error_text.encode_error`
     """
 
     max_num_seqs: int
     timings: dict[str, float]
     vectors: VectorKind | None = None
+    max_loras: int = 0
+    failed: dict[str, dict[str, str]] = {}
 
 
 class Failed(Message):
@@ -181,6 +211,8 @@ class Stats(Message):
     """Counts of the engine at the end of a step; fields as in `Occupancy` and `PrefixCacheStats`.
 
     steps, seconds_waited   as `steps_ended` and `seconds_waited` of `ServingLoop`
+    running_adapters, waiting_adapters
+        the names of the LoRA adapters that requests use, and of those that requests wait for
     """
 
     waiting: int = 0
@@ -194,6 +226,8 @@ class Stats(Message):
     cache_hits: int = 0
     steps: int = 0
     seconds_waited: float = 0.0
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []
 
 
 class Step(Message):
@@ -204,7 +238,7 @@ class Step(Message):
     vectors: list[Vector] = []
 
 
-ToEngine = Start | Add | Pool | Abort | ResetPrefixCache | Order
+ToEngine = Start | Add | Pool | Abort | ResetPrefixCache | Order | LoadAdapter | UnloadAdapter
 ToServer = Ready | Failed | Refused | PrefixCacheReset | Done | Step
 
 _ENCODER = msgspec.msgpack.Encoder()

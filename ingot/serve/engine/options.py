@@ -14,5 +14,7 @@ ENGINE_OPTIONS = frozenset(
         "max_num_mixed_tokens",
         "seed",
         "cuda_graphs",
+        "enable_lora",
+        "max_cpu_loras",
     }
 )

@@ -19,6 +19,7 @@ from ingot.error_text import encode_error
 from ingot.ir.errors import IngotError, InternalError, RequestError
 from ingot.runtime.outputs import EmbeddingOutput
 from ingot.runtime.sampling_params import SamplingParams
+from ingot.serve.engine.adapter_orders import AdapterOrders
 from ingot.serve.engine.channel import Channel, ServerGone
 from ingot.serve.engine.deltas import DeltaReport
 from ingot.serve.engine.messages import (
@@ -26,6 +27,7 @@ from ingot.serve.engine.messages import (
     Add,
     Delta,
     Failed,
+    LoadAdapter,
     Order,
     Pool,
     PrefixCacheReset,
@@ -36,6 +38,7 @@ from ingot.serve.engine.messages import (
     Stats,
     Step,
     ToEngine,
+    UnloadAdapter,
     Vector,
     VectorKind,
 )
@@ -91,8 +94,9 @@ def _serve(channel: Channel) -> None:
         raise InternalError(f"the first message is {type(first).__name__}", expected="Start")
     llm = LLM(first.artifact, **first.options)
     requests = _Requests(llm, channel)
+    failed = requests.adapters.load_all(first.adapters)
     keep_loaded_objects()
-    channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors))
+    channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors, requests.adapters.max_loras, failed))
     requests.send_counts()
     for message in rest:
         requests.take(message)
@@ -103,6 +107,7 @@ def _serve(channel: Channel) -> None:
             requests.take(message)
             prepares = True
         requests.add_prepared()
+        requests.adapters.finish()
         if requests.can_step:
             requests.step()
         else:
@@ -114,6 +119,7 @@ class _Requests:
 
     max_num_seqs   sequences that a step can hold
     vectors        what the model's vectors are; None for a model that generates tokens
+    adapters       loads and unloads LoRA adapters
     """
 
     def __init__(self, llm: LLM, channel: Channel) -> None:
@@ -124,6 +130,7 @@ class _Requests:
         self._keys: set[int] = set()  # of the requests in the engine
         self._grammars = PreparedGrammars(self.engine, channel.wake)
         self._orders = Orders(self.engine, channel, self._add)
+        self.adapters = AdapterOrders(self.engine, channel)
 
     @property
     def can_step(self) -> bool:
@@ -149,6 +156,10 @@ class _Requests:
             case ResetPrefixCache():
                 self._channel.send(PrefixCacheReset(self.engine.reset_prefix_cache()))
                 self.send_counts()
+            case LoadAdapter():
+                self.adapters.load(message)
+            case UnloadAdapter():
+                self.adapters.unload(message)
             case Start():
                 raise InternalError("a second Start", expected="one, as the first message")
 
@@ -204,9 +215,10 @@ class _Requests:
         params = SamplingParams(**message.params)
         prompt = Prompt(None, message.prompt_ids, message.cache_salt)
         report = DeltaReport(message.key, params.n)
-        self.engine.add_requests(
-            [EngineRequest(str(message.key), prompt, params, message.stream, message.priority, report)]
+        request = EngineRequest(
+            str(message.key), prompt, params, message.stream, message.priority, report, adapter=message.adapter
         )
+        self.engine.add_requests([request])
 
     def _add_pooling(self, message: Pool) -> None:
         """Queue a request for a vector. Raises RequestError."""
@@ -252,6 +264,8 @@ class _Requests:
             cache.hits,
             self.engine.steps_ended,
             self.engine.seconds_waited,
+            self.adapters.running,
+            self.adapters.waiting,
         )
 
 

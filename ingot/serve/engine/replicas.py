@@ -34,16 +34,29 @@ class Replicas:
     engines      the client of each process, in the order of `places`
     state        "ready" while one replica is; "dead" when all are
     page_size    tokens of a KV page
+    adapters     name -> folder of the LoRA adapters that requests can use; all replicas load them
 
     `artifact`, `options` and `limits` are as in `EngineClient`. Restarts are limited for each replica, and the queue
     for all together.
     """
 
     def __init__(
-        self, artifact: Path, options: dict[str, Any], limits: EngineLimits, places: Sequence[Place], page_size: int
+        self,
+        artifact: Path,
+        options: dict[str, Any],
+        limits: EngineLimits,
+        places: Sequence[Place],
+        page_size: int,
+        adapters: dict[str, str] | None = None,
     ) -> None:
+        self.adapters = {} if adapters is None else adapters
         self.engines = tuple(
-            EngineClient(artifact, place.options(options), limits, index=index, place=place, rescue=self._rescue)
+            EngineClient(
+                *(artifact, place.options(options), limits, self.adapters),
+                index=index,
+                place=place,
+                rescue=self._rescue,
+            )
             for index, place in enumerate(places)
         )
         self.options, self.limits = options, limits
@@ -67,6 +80,11 @@ class Replicas:
     def max_num_seqs(self) -> int:
         """Return the sequences that a step of one replica can hold; 0 before the first start."""
         return max(engine.max_num_seqs for engine in self.engines)
+
+    @property
+    def max_loras(self) -> int:
+        """Return the LoRA adapters on a device at once; 0: none can be used, or before the first start."""
+        return max(engine.max_loras for engine in self.engines)
 
     @property
     def vectors(self) -> VectorKind | None:
@@ -113,11 +131,18 @@ class Replicas:
         stream: bool,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> DeltaStream:
         """Send a request to a replica. The arguments and errors are those of `EngineClient.add`."""
         self.check_room(num_sequences)
-        engine = self._engine_for(prompt_ids, cache_salt, num_sequences)
-        return engine.add(prompt_ids, params, num_sequences, stream=stream, priority=priority, cache_salt=cache_salt)
+        engine = self._engine_for(prompt_ids, _prefix_salt(cache_salt, adapter), num_sequences)
+        return engine.add(
+            *(prompt_ids, params, num_sequences),
+            stream=stream,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+        )
 
     def pool(
         self, prompt_ids: list[int], params: dict[str, Any], *, priority: int = 0, cache_salt: str | None = None
@@ -137,6 +162,25 @@ class Replicas:
         """Empty the prefix caches of all replicas. Return False if one of them runs requests, and its cache has not
         changed. Raises EngineDeadError if no replica is ready."""
         return all(await asyncio.gather(*(engine.reset_prefix_cache() for engine in self._ready())))
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter in all replicas that are ready, and return when requests can use it. The others load it
+        when they have started.
+
+        Raises EngineDeadError, or the error of a replica. Then no replica has it.
+        """
+        ready = self._ready()
+        found = await asyncio.gather(*(one.order_adapter(name, folder) for one in ready), return_exceptions=True)
+        if errors := [one for one in found if isinstance(one, BaseException)]:
+            loaded = [engine for engine, one in zip(ready, found, strict=True) if one is None]
+            await asyncio.gather(*(one.order_adapter(name, None) for one in loaded), return_exceptions=True)
+            raise errors[0]
+        self.adapters[name] = folder
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter in all replicas. Requests that use it run to their end. Raises EngineDeadError."""
+        self.adapters.pop(name, None)  # at once, so that no request comes after the message
+        await asyncio.gather(*(one.order_adapter(name, None) for one in self._ready()), return_exceptions=True)
 
     async def close(self) -> None:
         """End all replicas. Requests in flight end with EngineDeadError."""
@@ -172,12 +216,18 @@ class Replicas:
             try:
                 if request.moves >= _MOST_MOVES:
                     raise EngineDeadError("the request has moved before")
-                self._engine_for(message.prompt_ids, message.cache_salt, request.num_sequences).adopt(request)
+                salt = _prefix_salt(message.cache_salt, getattr(message, "adapter", None))
+                self._engine_for(message.prompt_ids, salt, request.num_sequences).adopt(request)
             except IngotError:
                 left.append(request)
         if moved := len(requests) - len(left):
             log.warning("%d requests of a replica that has died go to others", moved)
         return left
+
+
+def _prefix_salt(cache_salt: str | None, adapter: str | None) -> str | None:
+    """Return the salt of a request's prefix for the router: requests of other adapters share no cached pages."""
+    return cache_salt if adapter is None else f"{adapter}\0{cache_salt or ''}"
 
 
 def ready_engines(engines: Sequence[EngineClient]) -> list[EngineClient]:

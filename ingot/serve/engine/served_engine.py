@@ -1,6 +1,6 @@
 """What the server asks of the engines of a model: of one engine, or of several replicas."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from ingot.serve.engine.client import EngineClient, EngineLimits, State
@@ -36,6 +36,12 @@ class ServedEngine(Protocol):
     @property
     def num_unfinished(self) -> int: ...
 
+    @property
+    def max_loras(self) -> int: ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]: ...
+
     async def start(self) -> None: ...
 
     def state_change(self) -> Coroutine[Any, Any, object]: ...
@@ -49,6 +55,7 @@ class ServedEngine(Protocol):
         stream: bool,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> DeltaStream: ...
 
     def pool(
@@ -58,5 +65,9 @@ class ServedEngine(Protocol):
     def check_room(self, num_sequences: int) -> None: ...
 
     async def reset_prefix_cache(self) -> bool: ...
+
+    async def load_adapter(self, name: str, folder: str) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
     async def close(self) -> None: ...

@@ -21,6 +21,7 @@ from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.request_log import RequestLog
 from ingot.serve.http.routes import (
+    adapters,
     chat,
     classify,
     completions,
@@ -40,7 +41,10 @@ from ingot.serve.http.tracing import Tracing
 log = logging.getLogger("ingot.serve")
 
 
-_ROUTES = (chat, classify, completions, embeddings, health, messages, models, responses, scores, server_info, tokens)
+_ROUTES = (
+    *(adapters, chat, classify, completions, embeddings, health, messages, models, responses, scores, server_info),
+    tokens,
+)
 
 
 def make_app(llm: AsyncLLM, options: HttpOptions, tracer_provider: Any = None) -> tuple[ASGIApp, Serving]:

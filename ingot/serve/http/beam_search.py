@@ -103,8 +103,10 @@ class BeamStream:
 
     engine = 0
 
-    def __init__(self, llm: AsyncLLM, prompt: Prompt, wanted: BeamRequest, *, priority: int) -> None:
-        self._running = llm.open_beam_search(prompt, wanted.search, priority=priority)
+    def __init__(
+        self, llm: AsyncLLM, prompt: Prompt, wanted: BeamRequest, *, priority: int, adapter: str | None = None
+    ) -> None:
+        self._running = llm.open_beam_search(prompt, wanted.search, priority=priority, adapter=adapter)
         self._wanted, self._tokenizer = wanted, llm.model.tokenizer
         self.ended = self.failed = False
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ingot.ir.errors import EngineDeadError, IngotError, QueueFullError, RequestError
+from ingot.ir.errors import AdapterError, EngineDeadError, IngotError, QueueFullError, RequestError
 from ingot.runtime.grammar.params import OWNER as STRUCTURED_OUTPUTS
 
 # Seconds after which a client may try again: a queue of 4096 short answers, or a restart of the engine, takes longer
@@ -59,6 +59,8 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(503, _line(error), code="engine_unavailable")
     if isinstance(error, RequestError):
         return HttpError(400, _line(error), param=_param(error.where))
+    if isinstance(error, AdapterError):  # its `where` is a path of this machine
+        return HttpError(400, _line(error), code="adapter_refused")
     if isinstance(error, IngotError):
         return HttpError(500, _line(error))
     return HttpError(500, "internal error; the server's log has the details")

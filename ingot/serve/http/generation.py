@@ -25,6 +25,7 @@ class Generation:
 
     Iterate over it for tuples of the index of a prompt and its new deltas. Close it in any case: that aborts the
     requests that have not ended. With `stream`, the engine sends a delta after each step, else only at the end.
+    `model` is the model that the request names, which may be a LoRA adapter.
     Raises RequestError, QueueFullError or EngineDeadError if the engine does not take all prompts.
 
     num_cached   prompt tokens that were found in the prefix cache, over all prompts so far
@@ -39,6 +40,7 @@ class Generation:
         *,
         stream: bool,
         priority: int,
+        model: str | None = None,
     ) -> None:
         if serving.draining:
             raise HttpError(503, "the server is shutting down", code="shutting_down")
@@ -51,13 +53,14 @@ class Generation:
         self._first: tuple[int, list[Delta]] | None = None
         self._watching: asyncio.Task[None] | None = None
         add_to_span(self)
+        adapter = serving.adapter_of(model)
         try:
             for prompt, one in zip(prompts, params, strict=True):
                 own: DeltaStream | BeamStream
                 if isinstance(one, BeamRequest):
-                    own = BeamStream(serving.llm, prompt, one, priority=priority)
+                    own = BeamStream(serving.llm, prompt, one, priority=priority, adapter=adapter)
                 else:
-                    own = serving.llm.submit(prompt, one, stream=stream, priority=priority)
+                    own = serving.llm.submit(prompt, one, stream=stream, priority=priority, adapter=adapter)
                 self._streams.append(own)
                 self._times.append(_Times(serving.metrics, own, prompt, streamed=stream))
         except BaseException:

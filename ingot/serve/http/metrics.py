@@ -1,5 +1,6 @@
 """The metrics of the server in Prometheus' form, under vLLM's names, so that its dashboards show them."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -149,6 +150,17 @@ class _EngineCollector(Collector):
             pages = str(engine.stats.pages)
             info.add_metric([self._model_name, str(engine.index), str(self._page_size), pages], 1)
         yield info
+        yield self._adapters()
+
+    def _adapters(self) -> Metric:
+        """Return vLLM's metric of LoRA adapters: its labels are the names, and its value is the present time."""
+        labels = ("engine", "max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters of requests.", labels=labels)
+        for engine in self._engine.engines:
+            if engine.max_loras:
+                names = (",".join(some) for some in (engine.stats.waiting_adapters, engine.stats.running_adapters))
+                gauge.add_metric([str(engine.index), str(engine.max_loras), *names], time.time())
+        return gauge
 
     def _filled(
         self, family: GaugeMetricFamily | CounterMetricFamily, value: Callable[[EngineClient], float]

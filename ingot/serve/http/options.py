@@ -23,6 +23,7 @@ class HttpOptions:
     log_format       of all logs, also those of the engine's process: lines of text or of JSON
     otlp_traces_endpoint
                      the URL of a collector that takes spans by OTLP over HTTP; None: no spans
+    adapter_dir      the folder below which clients may load LoRA adapters; None: they may not
     ui               serve the page at `/`
     strict           refuse requests with unknown fields, instead of logging a warning
     tool_call_parser
@@ -49,6 +50,7 @@ class HttpOptions:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     otlp_traces_endpoint: str | None = None
+    adapter_dir: Path | None = None
     ui: bool = True
     strict: bool = False
     access_log: bool = False

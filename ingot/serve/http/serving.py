@@ -53,12 +53,11 @@ class Serving:
     def model_name(self, requested: str | None) -> str:
         """Return the model's name for the answer to a request that names the model `requested`. None: the first name.
 
-        Raises HttpError 404 for another model."""
-        names = self.options.model_names
+        A LoRA adapter is a model too. Raises HttpError 404 for another model."""
         if requested is None or requested == "":
-            return names[0]
-        if requested not in names:
-            known = ", ".join(names)
+            return self.options.model_names[0]
+        if not self.has_model(requested):
+            known = ", ".join((*self.options.model_names, *self.llm.engine.adapters))[:1000]
             raise HttpError(
                 404,
                 f"The model `{requested[:200]}` does not exist; this server has: {known}",
@@ -66,6 +65,14 @@ class Serving:
                 code="model_not_found",
             )
         return requested
+
+    def has_model(self, name: str) -> bool:
+        """Return whether `name` is a name of the model, or of a LoRA adapter."""
+        return name in self.options.model_names or name in self.llm.engine.adapters
+
+    def adapter_of(self, requested: str | None) -> str | None:
+        """Return the LoRA adapter that a request for the model `requested` uses; None: the model alone."""
+        return requested if requested and requested not in self.options.model_names else None
 
 
 def serving_of(request: Request) -> Serving:

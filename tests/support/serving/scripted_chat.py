@@ -59,7 +59,7 @@ class Chat:
         self.seen: list[Any] = []
         self.llm.submit = self._submit  # type: ignore[method-assign]
 
-    def _submit(self, prompt: Any, params: Any, *, stream: bool, priority: int) -> Any:
+    def _submit(self, prompt: Any, params: Any, *, stream: bool, priority: int, adapter: str | None) -> Any:
         self.seen.append(SimpleNamespace(prompt=prompt, params=params))
         size = self.size if stream else len(self.text)
         pieces = [self.text[begin : begin + size] for begin in range(0, len(self.text), size)]

@@ -143,8 +143,10 @@ class _ChatAnswer(Answer):
         sampling = self._form.sampling(fields, self._new_message())
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
         params = request_params(sampling, model.defaults, max_tokens=room, logprobs=self._top)
-        streams = bool(fields.stream)
-        self._generation = Generation(serving, [self._prompt], [params], stream=streams, priority=fields.priority or 0)
+        streams, rank = bool(fields.stream), fields.priority or 0
+        self._generation = Generation(
+            serving, [self._prompt], [params], stream=streams, priority=rank, model=fields.model
+        )
         return self._generation
 
     async def whole(self) -> ChatCompletion:

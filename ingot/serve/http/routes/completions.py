@@ -112,8 +112,8 @@ class _CompletionAnswer(Answer):
             most = fields.max_tokens if not self._only_prompt else 1
             room = output_room(most, _MAX_TOKENS, len(prompt.token_ids), model.max_seq_len, "max_tokens")
             params.append(request_params(fields, model.defaults, max_tokens=room, logprobs=fields.logprobs))
-        streams = bool(fields.stream)
-        self._generation = Generation(serving, self._prompts, params, stream=streams, priority=fields.priority or 0)
+        streams, rank = bool(fields.stream), fields.priority or 0
+        self._generation = Generation(serving, self._prompts, params, stream=streams, priority=rank, model=fields.model)
         return self._generation
 
     async def whole(self) -> Completion:

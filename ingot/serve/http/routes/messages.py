@@ -39,8 +39,8 @@ async def create_message(request: Request) -> Response:
     model = serving.llm.model
     room = room_up_to(fields.max_tokens, len(prompt.token_ids), model.max_seq_len, "max_tokens")
     params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=None)
-    streams = bool(fields.stream)
-    generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
+    streams, rank = bool(fields.stream), fields.priority or 0
+    generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
     request_id: str = request.state.request_id
     writer = MessageWriter(
         f"msg_{request_id}", request_id, model_name, generation, message, full_length=room < fields.max_tokens

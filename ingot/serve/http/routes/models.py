@@ -1,4 +1,4 @@
-"""`/v1/models`: the served model under each of its names."""
+"""`/v1/models`: the served model under each of its names, and the LoRA adapters."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ router = APIRouter()
 async def list_models(request: Request) -> Response:
     """List the names of the model."""
     serving = serving_of(request)
-    data = [_card(serving, name) for name in serving.options.model_names]
+    data = [_card(serving, name) for name in (*serving.options.model_names, *serving.llm.engine.adapters)]
     return json_response({"object": "list", "data": data})
 
 
@@ -34,8 +34,8 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "object": "model",
         "created": serving.since,
         "owned_by": "ingot",
-        "root": model.name,
-        "parent": None,
+        "root": serving.adapter_of(name) or model.name,
+        "parent": serving.options.model_names[0] if serving.adapter_of(name) else None,
         "max_model_len": model.max_seq_len,
         "has_chat_template": model.has_chat_template,
     }

@@ -41,8 +41,8 @@ async def create_response(request: Request) -> Response:
     room = room_up_to(fields.max_output_tokens, len(prompt.token_ids), model.max_seq_len, "max_output_tokens")
     logprobs = (fields.top_logprobs or 0) if LOGPROBS in (fields.include or ()) else None
     params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=logprobs)
-    streams = bool(fields.stream)
-    generation = Generation(serving, [prompt], [params], stream=streams, priority=fields.priority or 0)
+    streams, rank = bool(fields.stream), fields.priority or 0
+    generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
     store = serving.responses if fields.store is not False and serving.responses.enabled else None
     writer = ResponseWriter(fields, model_name, message, messages, generation, params, store, request.state.tenant)
     return await respond(request, generation, writer, stream=streams)
