@@ -383,8 +383,11 @@ class LLM:
         """Return the names of adapters, and read those that the engine does not have yet."""
         if given is None:
             return None
+        from ingot.runtime.adapters.lora_request import LoRARequest
         from ingot.serve.read_adapters import read_adapters
 
+        if isinstance(given, LoRARequest):
+            return read_adapters(self._engine, [given])[0]
         return read_adapters(self._engine, given)
 
     @property

@@ -8,16 +8,13 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.pooling_engine import PoolingEngine
 
 
-def read_adapters(
-    engine: Engine | PoolingEngine, given: LoRARequest | Sequence[LoRARequest | None]
-) -> str | list[str | None]:
-    """Return the names of adapters, one or a list as `given`, after reading those that the engine lacks.
+def read_adapters(engine: Engine | PoolingEngine, given: Sequence[LoRARequest | None]) -> list[str | None]:
+    """Return the names of adapters, after reading those that the engine lacks.
 
     Raises RequestError if the artifact was compiled for no adapters, or if one of `given` is malformed. Raises
     AdapterError for an adapter that cannot be used.
     """
-    listed = [given] if isinstance(given, LoRARequest) else list(given)
-    for one in listed:
+    for one in given:
         if one is None:
             continue
         if not isinstance(one, LoRARequest) or not isinstance(one.lora_name, str) or not one.lora_name:
@@ -32,5 +29,4 @@ def read_adapters(
                 hint="compile with --max-loras, or LLM(checkpoint, enable_lora=True)",
             )
         engine.adapters.add(one.lora_name, one.lora_path)
-    names = [None if one is None else one.lora_name for one in listed]
-    return str(names[0]) if isinstance(given, LoRARequest) else names
+    return [None if one is None else one.lora_name for one in given]

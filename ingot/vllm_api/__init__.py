@@ -8,6 +8,7 @@ Every name is imported from this module, also those that vLLM keeps in submodule
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ingot.runtime.adapters.lora_request import LoRARequest
     from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
     from ingot.runtime.grammar.params import StructuredOutputsParams
     from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from ingot.vllm_api.pooling_params import PoolingParams
-    from ingot.vllm_api.prompts import LoRARequest, PromptType, TextPrompt, TokensPrompt
+    from ingot.vllm_api.prompts import PromptType, TextPrompt, TokensPrompt
     from ingot.vllm_api.renderer import parse_model_prompt
     from ingot.vllm_api.sampling_params import SamplingParams
     from ingot.vllm_api.script_helpers import cleanup_dist_env_and_memory, load_chat_template, print_embeddings
@@ -54,7 +55,7 @@ _HOMES = {
     "ScoringOutput": f"{_HERE}.outputs",
     "ScoringRequestOutput": f"{_HERE}.outputs",
     "PoolingParams": f"{_HERE}.pooling_params",
-    "LoRARequest": f"{_HERE}.prompts",
+    "LoRARequest": "ingot.runtime.adapters.lora_request",
     "PromptType": f"{_HERE}.prompts",
     "TextPrompt": f"{_HERE}.prompts",
     "TokensPrompt": f"{_HERE}.prompts",

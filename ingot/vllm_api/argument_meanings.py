@@ -28,6 +28,10 @@ MEANINGS: Mapping[str, tuple[object, str]] = {
     "disable_cascade_attn": (None, "whether cascade attention is never used"),
     "scheduling_policy": ("fcfs", "fcfs, or priority: requests may then have priorities"),
     "enforce_eager": (False, "steps on a GPU are not captured as CUDA graphs"),
+    "enable_lora": (False, "requests may use LoRA adapters; an artifact must have been compiled for them"),
+    "max_loras": (1, "adapters on the device at once; a checkpoint is compiled for them"),
+    "max_lora_rank": (16, "the largest rank of an adapter; a checkpoint is compiled for it"),
+    "max_cpu_loras": (None, "adapters that the host keeps; by default 64"),
     "seed": (0, "seeds the requests that have no seed"),
     "runner": ("auto", "generate or pooling, which the model must do; auto: what the model does"),
     "convert": ("auto", "auto or none: a model pools if its definition ends in pooling"),
@@ -163,15 +167,11 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
         "worker_cls": "auto",
         "worker_extension_cls": "",
     },
-    "adapters are not served yet; merge the adapter into the checkpoint": {
+    "adapters have the model's dtype, on one device, for all linears": {
         "default_mm_loras": None,
-        "enable_lora": False,
         "fully_sharded_loras": False,
         "lora_dtype": "auto",
         "lora_target_modules": None,
-        "max_cpu_loras": None,
-        "max_lora_rank": 16,
-        "max_loras": 1,
         "specialize_active_lora": False,
     },
     "llguidance is the only library for grammars": {

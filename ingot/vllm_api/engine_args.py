@@ -117,13 +117,14 @@ class EngineArgs(_Fields):  # type: ignore[misc]
 _SWITCHES = frozenset({"enable_prefix_caching", "enable_chunked_prefill", "disable_cascade_attn", "async_scheduling"})
 _NUMBERS = frozenset(
     {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override"}
+    | {"max_cpu_loras"}
 )
 _NONE = type(None)
 # name -> the types that its value may have, and their description
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(_SWITCHES & MEANINGS.keys(), ((bool, _NONE), "True, False or None")),
-    **dict.fromkeys(("enforce_eager", "trust_remote_code"), ((bool, _NONE), "True or False")),
-    **dict.fromkeys((*_NUMBERS, "seed"), ((int, _NONE), "an integer or None")),
+    **dict.fromkeys(("enforce_eager", "trust_remote_code", "enable_lora"), ((bool, _NONE), "True or False")),
+    **dict.fromkeys((*_NUMBERS, "seed", "max_loras", "max_lora_rank"), ((int, _NONE), "an integer or None")),
     "model": ((str, Path), "a path or a name"),
     "revision": ((str, _NONE), "a text or None"),
     "chat_template": ((str, Path, _NONE), "a text, a path or None"),

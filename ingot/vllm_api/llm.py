@@ -29,6 +29,7 @@ from ingot.vllm_api.sampling_params import SamplingParams, frozen
 from ingot.vllm_api.script_helpers import is_template
 
 if TYPE_CHECKING:
+    from ingot.runtime.adapters.lora_request import LoRARequest
     from ingot.runtime.beam_search_params import BeamSearchParams
     from ingot.runtime.beams import BeamSearchOutput
     from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
@@ -125,6 +126,7 @@ class LLM(RefusedMethods):
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
         **others: object,
     ) -> "list[RequestOutput]":
         """Complete every prompt and return the outputs in the prompts' order.
@@ -133,13 +135,17 @@ class LLM(RefusedMethods):
         sampling_params   one for all prompts or one for each; None: `get_default_sampling_params`
         use_tqdm          whether to show a progress bar on stderr; or a callable such as `tqdm`, which makes one
         priority          with the scheduling policy "priority", a lower number is served first
-        others            arguments of vLLM that Ingot refuses, such as `lora_request`
+        lora_request      a LoRA adapter for all prompts, or one or None for each
+        others            arguments of vLLM that Ingot refuses, such as `tokenization_kwargs`
 
         Raises RequestError if one prompt cannot be served; then none has run.
         """
         refuse_arguments("LLM.generate", others)
         params = frozen(self.get_default_sampling_params() if sampling_params is None else sampling_params)
-        return self._llm.generate(read_forms(prompts), params, use_tqdm=use_tqdm, priority=_listed(priority, prompts))
+        ranks = _listed(priority, prompts)
+        return self._llm.generate(
+            read_forms(prompts), params, use_tqdm=use_tqdm, priority=ranks, lora_request=lora_request
+        )
 
     def beam_search(
         self,
@@ -169,7 +175,7 @@ class LLM(RefusedMethods):
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: "LoRARequest | Sequence[LoRARequest | None] | None" = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -185,14 +191,13 @@ class LLM(RefusedMethods):
         `chat_template` is a Jinja template that replaces the model's, or the path of one. The other arguments are those
         of `generate` and of `ingot.LLM.chat`. Raises RequestError if one conversation cannot be served.
         """
-        refused = {"lora_request": lora_request, "chat_template_content_format": chat_template_content_format}
-        refuse_arguments("LLM.chat", {**refused, **others})
+        refuse_arguments("LLM.chat", {"chat_template_content_format": chat_template_content_format, **others})
         from ingot.runtime.chat.template import ChatOptions
 
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = self._template if chat_template is None else self._read_template(chat_template)
         prompts = template.prompts(messages, options)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
     def embed(
         self,

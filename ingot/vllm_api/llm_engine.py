@@ -12,6 +12,7 @@ from ingot.vllm_api.refused_methods import RefusedMethods
 from ingot.vllm_api.sampling_params import frozen
 
 if TYPE_CHECKING:
+    from ingot.runtime.adapters.lora_request import LoRARequest
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.tokenizer import Tokenizer
     from ingot.vllm_api.model_config import ModelConfig
@@ -59,7 +60,7 @@ class LLMEngine(RefusedMethods):
         prompt: Any,
         params: SamplingParams,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: "LoRARequest | None" = None,
         tokenization_kwargs: object = None,
         trace_headers: object = None,
         priority: int = 0,
@@ -70,17 +71,24 @@ class LLMEngine(RefusedMethods):
         prompt         a text, token ids, or a dict with "prompt" or "prompt_token_ids"
         arrival_time   has no effect: requests of one priority are served in the order of the calls
         priority       with the scheduling policy "priority", a lower number is served first
+        lora_request   a LoRA adapter; None: the model alone
         prompt_text    has no effect: the output has the text that `prompt` has
 
         Raises RequestError for a bad request; then it is not queued.
         """
         from ingot.runtime.engine import EngineRequest
+        from ingot.serve.read_adapters import read_adapters
 
-        other = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        refuse_arguments("LLMEngine.add_request", {**other, "trace_headers": trace_headers})
+        other = {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}
+        refuse_arguments("LLMEngine.add_request", other)
         if not isinstance(request_id, str):
             raise RequestError(f"request_id is {request_id!r:.80}", where="LLMEngine.add_request", expected="a text")
-        self._engine.add_requests([EngineRequest(request_id, read_forms(prompt), frozen(params), True, priority)])
+        adapter = None
+        if lora_request is not None:
+            (adapter,) = read_adapters(self._engine, [lora_request])
+        self._engine.add_requests(
+            [EngineRequest(request_id, read_forms(prompt), frozen(params), True, priority, adapter=adapter)]
+        )
         self._unfinished.add(request_id)
         return request_id
 

@@ -54,6 +54,8 @@ def open_model(args: EngineArgs) -> LLM:
         max_num_batched_tokens=_at_most(args, "max_num_batched_tokens", limits["max_tokens"]),
         seed=0 if args.seed is None else args.seed,
         cuda_graphs="none" if args.enforce_eager else "idle",
+        enable_lora=bool(args.enable_lora),
+        max_cpu_loras=args.max_cpu_loras,
     )
 
 
@@ -68,6 +70,11 @@ def _compile_options(args: EngineArgs) -> dict[str, Any]:
         options["kv_cache_dtype"] = args.kv_cache_dtype
     if _length(args) is not None:
         options["max_seq_len"] = args.max_model_len
+    if args.enable_lora:
+        options["max_loras"], options["max_lora_rank"] = (
+            MEANINGS[name][0] if (value := getattr(args, name)) is None else value
+            for name in ("max_loras", "max_lora_rank")
+        )
     return options
 
 

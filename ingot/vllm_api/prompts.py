@@ -1,7 +1,6 @@
-"""vLLM's types of prompts and adapters, and the arguments of a call that Ingot refuses."""
+"""vLLM's types of prompts, and the arguments of a call that Ingot refuses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 from ingot.ir.errors import RequestError
@@ -27,18 +26,6 @@ class TokensPrompt(TypedDict):
 PromptType = str | list[int] | TextPrompt | TokensPrompt
 
 
-@dataclass(frozen=True)
-class LoRARequest:
-    """An adapter (LoRA) for a request: a name, a number that identifies it, and its folder.
-
-    A request with an adapter is refused, because Ingot does not serve adapters yet.
-    """
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-
-
 def read_forms(prompts: Any) -> Any:
     """Return vLLM's prompt, or a list of them, as Ingot's. Keys whose value is None are left out. The engine checks the
     rest."""
@@ -54,7 +41,7 @@ def read_forms(prompts: Any) -> Any:
 
 # Arguments of vLLM's `generate`, `chat`, `embed` and `add_request` that have no meaning here, with the reason.
 _REFUSED = {
-    "lora_request": "adapters are not served yet; merge the adapter into the checkpoint and compile that",
+    "lora_request": "adapters change generated tokens only, and not those of a beam search",
     "tokenization_kwargs": "the artifact's tokenizer has no options for a call; pass token ids",
     "mm_processor_kwargs": "models take text only",
     "prompt_embeds": "prompts are texts or token ids",

@@ -74,7 +74,8 @@ def test_a_group_of_a_parser_takes_options_too() -> None:
     [
         ("tensor_parallel_size", 2, "one device"),
         ("data_parallel_size", True, "one device"),
-        ("enable_lora", True, "merge the adapter"),
+        ("lora_dtype", "float32", "model's dtype"),
+        ("enable_lora", 1, "True or False"),
         ("speculative_config", {"method": "ngram"}, "draft"),
         ("hf_overrides", {"rope_theta": 1}, "compiled as it is"),
         ("quantization", "fp8", "read from the checkpoint"),

@@ -230,8 +230,6 @@ def test_conversations(llm: LLM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"lora_request": LoRARequest("a", 1, "/adapter")},
-        {"lora_request": [None, LoRARequest("a", 1, "/adapter")]},
         {"tokenization_kwargs": {"truncation": True}},
         {"guess": 1},
     ],
@@ -249,6 +247,17 @@ def test_a_grammar(llm: LLM) -> None:
     params.max_tokens = 16
     (found,) = llm.generate("go", params, use_tqdm=False)
     assert found.outputs[0].text in ("yes", "no") and found.outputs[0].finish_reason == "stop"
+
+
+def test_an_adapter_needs_an_artifact_for_adapters(llm: LLM, pooling: LLM) -> None:
+    adapter = LoRARequest("a", 1, "/adapter")
+    for given in (adapter, [adapter]):
+        with pytest.raises(RequestError, match="compiled for none"):
+            llm.generate("go", lora_request=given)
+    with pytest.raises(RequestError, match="compiled for none"):
+        llm.chat(CHAT, lora_request=adapter)
+    with pytest.raises(RequestError, match="lora_request is not supported"):
+        pooling.embed("go", lora_request=adapter)
 
 
 def test_vectors(pooling: LLM, pooling_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
