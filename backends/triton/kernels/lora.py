@@ -122,13 +122,15 @@ def lora_expand_rows(
     END4: tl.constexpr,
     END5: tl.constexpr,
     END6: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Compute `y + b[slot] @ shrunk` of one row, for y [rows, N], shrunk f32[rows, RANKS] and b [adapters, N, R].
 
-    Grid: rows, cdiv(N, BLOCK_N). A row with a slot below 0 is copied.
+    Grid: rows, cdiv(N, BLOCK_N). With ALIGNED, BLOCK_N divides the ends of all parts but the last, so the columns of a
+    program are of one part. A row with a slot below 0 is copied.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -139,12 +141,16 @@ def lora_expand_rows(
     value = tl.load(y + row * Y_ROW + n, mask=n < N, other=0.0).to(tl.float32)
     if slot >= 0:
         factors = b + slot * N * R + n[:, None] * R
-        down = shrunk + row * RANKS + _part(n, END0, END1, END2, END3, END4, END5, END6)[:, None] * R
+        columns = tl.program_id(1) * BLOCK_N if ALIGNED else n
+        down = shrunk + row * RANKS + _part(columns, END0, END1, END2, END3, END4, END5, END6) * R
         for start in tl.static_range(0, R, BLOCK_R):
             r = start + tl.arange(0, BLOCK_R)
             held = (n < N)[:, None] & (r < R)[None, :]
             factor = tl.load(factors + r[None, :], mask=held, other=0.0).to(tl.float32)
-            value += tl.sum(factor * tl.load(down + r[None, :], mask=held, other=0.0), 1)
+            if ALIGNED:
+                value += tl.sum(factor * tl.load(down + r, mask=r < R, other=0.0)[None, :], 1)
+            else:
+                value += tl.sum(factor * tl.load(down[:, None] + r[None, :], mask=held, other=0.0), 1)
     tl.store(out + row * N + n, value.to(out.dtype.element_ty), mask=n < N)
 
 

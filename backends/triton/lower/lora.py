@@ -104,7 +104,12 @@ def _expand(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             lora_expand_rows,
             (rows, cdiv(columns, block_n)),
             given,
-            {**constants, "BLOCK_N": block_n, "BLOCK_R": block_r},
+            {
+                **constants,
+                "ALIGNED": all(end % block_n == 0 for end in ends),
+                "BLOCK_N": block_n,
+                "BLOCK_R": block_r,
+            },
             dependent=schedule.dependent,
         )
         return (out,)
@@ -116,7 +121,7 @@ def _expand(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             **constants,
             "BLOCK_T": _TILE,
             "BLOCK_N": _TILE_N,
-            "BLOCK_R": max(LEAST, min(_TILE_R, power_of_two(rank))),
+            "BLOCK_R": max(LEAST, min(_TILE_R // 2, power_of_two(rank))),  # float32 takes twice the shared memory
             "PRECISION": _precision(y.type.dtype),
         },
         dependent=schedule.dependent,

@@ -123,7 +123,7 @@ def _lora(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """Ranks below and above a tile's, parts of q, k and v that a tile does and does not divide, rows of one adapter."""
     calls: Calls = []
     for tokens, k, rank, segments in (
-        (1, 896, 16, [896, 128, 128]),
+        (1, 896, 16, [1024, 256, 256]),
         (17, 4864, 8, [896]),
         (64, 2048, 64, [131, 77, 5]),
         (131, 1031, 16, [512, 128, 128]),
