@@ -17,6 +17,7 @@ from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.logit_edits import LogitEdits, edits_of
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
+from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.request import INVALID_TOKEN, End, Given, Request
 from ingot.runtime.request_group import GroupSequence, Report, RequestGroup, request_output
@@ -131,6 +132,13 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
             for request in group.requests:
                 request.adapter_slot = slot
             self._schedule(group)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """The counts of the scheduler. Sequences that wait for an adapter count as waiting."""
+        found = super().occupancy
+        held = () if self._for_adapters is None else self._for_adapters.requests
+        return replace(found, waiting=found.waiting + sum(len(group.requests) for group in held)) if held else found
 
     @property
     def waiting_adapters(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from ingot.runtime.artifact import Artifact, malformed
 
 @dataclass(frozen=True)
 class Places:
-    """Where the factors of adapters belong: the linears of an artifact, and the types of their states.
+    """The linears of an artifact that adapters change, and the types of the states for their factors.
 
     linears   the linears, with the recipe of each segment
     types     state name -> type; its first axis are the slots

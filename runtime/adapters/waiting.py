@@ -25,6 +25,11 @@ class WaitingForAdapters(Generic[Waiting]):
         return bool(self._waiting)
 
     @property
+    def requests(self) -> tuple[Waiting, ...]:
+        """The requests that wait, in order of arrival."""
+        return tuple(self._waiting)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the adapters that requests wait for, each once."""
         return tuple(dict.fromkeys(one.name for one in self._waiting.values()))

@@ -107,6 +107,7 @@ def test_a_request_that_waits_for_a_slot_can_be_aborted(llm: LLM, adapters: list
     engine.add_requests([EngineRequest(name, {"prompt_token_ids": [1, 2]}, long, adapter=name) for name in names])
     engine.step()
     assert set(engine.adapters.running) == {"a0", "a1"}
+    assert engine.occupancy.waiting == 1 and engine.waiting_adapters == ("a2",)
     assert engine.abort("a2").outputs[0].finish_reason == "abort"
     assert engine.abort("a0").outputs[0].finish_reason == "abort"
     engine.add_requests([EngineRequest("z", {"prompt_token_ids": [1, 2]}, long, adapter="a2")])
