@@ -52,6 +52,6 @@ def with_adapted_entry(model: Model) -> Model:
     adapted = main.copy()
     adapted.name = ADAPTED
     adapted.ending = replace(main.ending, features=(*main.ending.features, ADAPTERS.name))
-    # Between the add of a residual and the norm after it stands an expand.
+    # An expand comes between the add of a residual and the norm after it.
     expected = {name: count for name, count in model.expected.get("main", {}).items() if name != FuseAddRMSNorm.name}
     return replace(model, entries={**model.entries, ADAPTED: adapted}, expected={**model.expected, ADAPTED: expected})
