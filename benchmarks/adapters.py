@@ -48,6 +48,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder for the result, instead of benchmarks/results")
     options = parser.parse_args()
     llm = LLM(options.artifact, memory=options.memory)
+    if options.sequences >= (most := llm.loaded.limits.max_batch):  # one more request needs a place in the step
+        raise SystemExit(f"{options.sequences} sequences of {most} that a step can hold leave no place for another")
     plain = None if options.plain is None else LLM(options.plain, memory=options.memory)
     with tempfile.TemporaryDirectory() as folder:
         folders = [

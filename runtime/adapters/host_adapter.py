@@ -119,6 +119,7 @@ def host_adapter(name: str, folder: str | Path, places: Places, *, pinned: bool)
     tensors = _zeros(places, pinned=pinned)
     for linear, recipes in places.linears:
         _fill(tensors[linear.a], tensors[linear.b], linear, recipes, factors, adapter)
+    _check_finite(tensors, adapter)
     return HostAdapter(name, adapter.folder, adapter.digest, tensors)
 
 
@@ -159,9 +160,16 @@ def _fill(
             a[part * most : part * most + one.rank] = change.right
             b[begin : begin + segment.rows, : one.rank] = change.left
         begin += segment.rows
-    if not (a.isfinite().all() and b.isfinite().all()):
+
+
+def _check_finite(tensors: Mapping[str, torch.Tensor], adapter: Adapter) -> None:
+    """Raise AdapterError if a number is not finite, because it exceeds the range of the model's dtype."""
+    first = next(iter(tensors.values()))
+    whole = torch.empty(0, dtype=first.dtype).set_(first.untyped_storage())  # all of them share it
+    if not whole.isfinite().all():
+        name = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
         raise AdapterError(
-            f"factors of {linear.segments[0].tensor} exceed the range of {str(b.dtype).removeprefix('torch.')}",
+            f"the factors for '{name}' exceed the range of {str(first.dtype).removeprefix('torch.')}",
             where=str(adapter.folder),
         )
 

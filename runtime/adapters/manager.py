@@ -1,6 +1,7 @@
 """The adapters of an engine: their names, and the slots of the device that hold their factors."""
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,9 @@ from ingot.runtime.adapters.host_adapter import HostAdapter, Places, host_adapte
 
 # Adapters that the host keeps. Rank 16 of all linears of an 8B model takes 84 MB.
 DEFAULT_HOST_ADAPTERS = 64
+# How long the engine's thread keeps Python's lock while the reader waits for it. The reader makes some ten short calls
+# for each linear. With Python's default of 5 ms it would wait as long for each of them.
+_SWITCH_SECONDS = 0.0005
 # Called from another thread when an adapter was read.
 Wake = Callable[[], None]
 
@@ -76,7 +80,7 @@ class AdapterManager:
         Raises AdapterError if the name is in use, or if the host has too many adapters.
         """
         self._check_new(name, replaceable=False)
-        self._reading[name] = self._reader.submit(self._read, name, folder)
+        self._reading[name] = self._reader.submit(self._read_in_thread, name, folder)
         self._reading[name].add_done_callback(lambda _: wake())
 
     def finished(self) -> list[tuple[str, IngotError | None]]:
@@ -123,6 +127,14 @@ class AdapterManager:
 
     def _read(self, name: str, folder: str | Path) -> HostAdapter:
         return host_adapter(name, folder, self.places, pinned=self._steps is not None)
+
+    def _read_in_thread(self, name: str, folder: str | Path) -> HostAdapter:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            return self._read(name, folder)
+        finally:
+            sys.setswitchinterval(before)
 
     def _check_new(self, name: str, *, replaceable: bool) -> None:
         if name in self._reading or name in self._adapters:
