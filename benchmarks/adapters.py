@@ -2,7 +2,7 @@
 
     compile-model CHECKPOINT -o ARTIFACT --max-loras 8 --max-lora-rank 16
     python benchmarks/adapters.py ARTIFACT [--plain ARTIFACT] [--sequences 32] [--adapters 8] [--rank 16]
-                                  [--steps 96] [--rounds 5] [--folder FOLDER]
+                                  [--steps 96] [--rounds 5] [--vllm FOLDER --checkpoint CHECKPOINT] [--json FILE]
 
 One engine decodes the same sequences in each round: with adapters, which the sequences use in turn, and without.
 Another engine decodes them from --plain, an artifact of the same checkpoint that was compiled for no adapters. A step's
@@ -11,6 +11,9 @@ alternate.
 
 Then the sequences decode without adapters while new adapters are loaded one after the other, each for one request. The
 longest step of the others is compared with the median. The factors of all adapters are random.
+
+`--vllm` names the folder to import vLLM from. It decodes the same sequences with the same adapters, in a process of its
+own that ends before the engines above start.
 """
 
 import argparse
@@ -24,10 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import environment
+from peers import PEERS
 from random_adapter import write_random_adapter
-from results import Figure, print_figures, write_result
+from results import Figure, add_json_option, report
 
 from ingot import LLM, SamplingParams
+from ingot.bench.children import run_child
 from ingot.runtime.engine import EngineRequest
 
 _PROMPT = 128  # tokens
@@ -45,23 +51,44 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=96, help="decode steps of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind")
     parser.add_argument("--memory", type=int, help="bytes for each engine")
-    parser.add_argument("--folder", type=Path, help="folder for the result, instead of benchmarks/results")
+    parser.add_argument("--vllm", type=Path, help="folder to import vLLM from")
+    parser.add_argument("--checkpoint", type=Path, help="what vLLM serves")
+    add_json_option(parser)
     options = parser.parse_args()
-    llm = LLM(options.artifact, memory=options.memory)
-    if options.sequences >= (most := llm.loaded.limits.max_batch):  # one more request needs a place in the step
-        raise SystemExit(f"{options.sequences} sequences of {most} that a step can hold leave no place for another")
-    plain = None if options.plain is None else LLM(options.plain, memory=options.memory)
+    if options.vllm is not None and options.checkpoint is None:
+        parser.error("--vllm needs --checkpoint")
     with tempfile.TemporaryDirectory() as folder:
         folders = [
             write_random_adapter(options.artifact, Path(folder) / f"{seed}", options.rank, seed)
             for seed in range(options.adapters + _LOADED)
         ]
         used, later = folders[: options.adapters], folders[options.adapters :]
-        figures = _steps(llm, plain, used, options) | _loading(llm, later, options)
-    print_figures(figures)
+        figures = {} if options.vllm is None else _vllm_steps(used, Path(folder), options)
+        llm = LLM(options.artifact, memory=options.memory)
+        if options.sequences >= (most := llm.loaded.limits.max_batch):  # one more request needs a place in the step
+            raise SystemExit(f"{options.sequences} sequences of {most} that a step can hold leave no place for another")
+        plain = None if options.plain is None else LLM(options.plain, memory=options.memory)
+        figures |= _steps(llm, plain, used, options) | _loading(llm, later, options)
     settings = {"artifact": options.artifact.name, "sequences": options.sequences, "adapters": options.adapters}
     settings |= {"rank": options.rank, "steps": options.steps}
-    print(write_result("adapters", settings, figures, **({"folder": options.folder} if options.folder else {})))
+    report(options.json, settings, figures)
+
+
+def _vllm_steps(folders: list[Path], caches: Path, options: argparse.Namespace) -> dict[str, Figure]:
+    """Return the times of vLLM's decode steps with adapters and without."""
+    peer = PEERS["vllm"]
+    command: list[str | Path] = [Path(__file__).with_name("vllm_adapters_child.py"), options.checkpoint]
+    command += ["--adapters", ",".join(map(str, folders)), "--rank", str(options.rank)]
+    command += ["--sequences", str(options.sequences), "--steps", str(options.steps), "--rounds", str(options.rounds)]
+    found = run_child(command, env=environment(peer, options.vllm, caches / "caches")).value
+    what = {"none": "none used", "adapted": f"with {len(folders)} adapters of rank {options.rank}"}
+    step = f"a decode step of {options.sequences} sequences"
+    return {
+        peer.figure(found["version"], kind): Figure(
+            value=statistics.median(times), unit="s", what=f"{peer.title} {found['version']}: {step}, {what[kind]}"
+        )
+        for kind, times in found["times"].items()
+    }
 
 
 def _steps(llm: LLM, plain: LLM | None, folders: list[Path], options: argparse.Namespace) -> dict[str, Figure]:

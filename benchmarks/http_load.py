@@ -1,6 +1,7 @@
 """Send a workload to an OpenAI server from several processes, and record it as `drive` records an engine."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from ingot.bench.workload import BenchRequest
 _CLIENT = Path(__file__).with_name("http_client.py")
 _START_SECONDS = 1.0  # for the clients to start and read their shares
 _PATH = "/v1/completions"
+# Each client then has a core of its own, beside the server, the engine and the engine's threads.
+_POLLING_CORES = 12
 _COUNT_BYTES = 4  # of a client's count in the shared file
 
 
@@ -60,7 +63,7 @@ def send(
         for number in range(clients):
             work, answer = Path(folder) / f"{number}.json", Path(folder) / f"{number}.answer.json"
             own = [(index, one.arrival, _body(model, one)) for index, one in enumerate(requests)][number::clients]
-            share = Share(host, port, _PATH, begin, own, number, limits)
+            share = Share(host, port, _PATH, begin, own, number, limits, polls=_cores() >= _POLLING_CORES)
             work.write_text(json.dumps(asdict(share)), encoding="utf-8")
             processes.append(subprocess.Popen([sys.executable, _CLIENT, work, "--json", answer]))
             answers.append(answer)
@@ -74,6 +77,10 @@ def send(
     records = tuple(_record(request, seen.get(index, none)) for index, request in enumerate(requests))
     last = max((one.token_times[-1] for one in records if one.token_times), default=0.0)
     return HttpRun(Run(records, last), tuple(lag for answer in found for lag in answer["lags"]), exceeded)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _body(model: str, request: BenchRequest) -> str:

@@ -1,4 +1,4 @@
-"""Write PEFT folders with random LoRA adapters for all linears of an artifact."""
+"""Write PEFT folders with random LoRA adapters for all linears of an artifact but its head, as PEFT's all-linear."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,14 @@ from ingot.ir.artifact.adapters import ADAPTERS_FILE, AdapterSites
 
 
 def write_random_adapter(artifact: Path, folder: Path, rank: int, seed: int) -> Path:
-    """Write a PEFT folder with random factors in bfloat16 for each linear of an artifact, and return it."""
+    """Write a PEFT folder with random factors in bfloat16 for each linear of an artifact's layers, and return it."""
     sites = AdapterSites.model_validate_json((artifact / ADAPTERS_FILE).read_text(encoding="utf-8"))
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for part in (part for linear in sites.linears for part in linear.segments):
         out, into = part.shape[:2]
+        if ".layers." not in part.tensor:
+            continue
         prefix = f"base_model.model.{part.tensor.removesuffix('.weight')}"
         for side, shape in (("A", (rank, into)), ("B", (out, rank))):
             values = torch.randn(shape, generator=draw) * 0.02

@@ -46,6 +46,7 @@ def serve_model(
     otlp_traces_endpoint: str | None = None,
     drain_seconds: int = 30,
     read_seconds: float = 30.0,
+    busy_poll: Literal["auto", "on", "off"] = "auto",
     admin_uds: Path | None = None,
     admin_host: str = "127.0.0.1",
     admin_port: int | None = None,
@@ -127,6 +128,9 @@ def serve_model(
         After SIGTERM, how long running requests may take.
     read_seconds
         How long a client may take to send the headers of a request, and again for its body.
+    busy_poll
+        While requests run, poll sockets instead of sleeping: tokens arrive some 0.1 ms sooner, for one core. "auto" does
+        so with at least 8 cores.
     admin_uds
         The path of a Unix socket for operators: pause, sleep, cache, profile. Only its owner may open it.
     admin_host

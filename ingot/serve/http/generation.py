@@ -66,6 +66,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
+        serving.polling.begin()
         self._next = self._next_of_one if len(self._streams) == 1 else self._merged().__anext__
 
     @property

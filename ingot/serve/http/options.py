@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.serve.http.busy_polling import BusyPoll
 from ingot.serve.logs import LogFormat
 
 
@@ -35,6 +36,7 @@ class HttpOptions:
                      responses that the server stores for each API key, for `/v1/responses`; 0 stores none
     max_body         bytes of a request's body
     header_bytes     bytes of the headers of one request, with the URL
+    busy_poll        whether the server polls its sockets while requests run, as in `BusyPolling`
     read_seconds     how long a client may take to send the headers of a request, and again for its body
     """
 
@@ -62,3 +64,4 @@ class HttpOptions:
     max_body: int = 16 << 20
     header_bytes: int = 64 << 10
     read_seconds: float = 30.0
+    busy_poll: BusyPoll = "auto"

@@ -6,6 +6,7 @@ from time import time
 from starlette.requests import Request
 
 from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.busy_polling import BusyPolling
 from ingot.serve.http.chat_form import ChatForm
 from ingot.serve.http.chat_tools import check_tools_served
 from ingot.serve.http.errors import HttpError
@@ -21,6 +22,7 @@ class Serving:
 
     since       when the server started, as seconds since 1970
     responses   the ended responses of `/v1/responses`
+    polling     keeps the event loop awake while requests run
     chat_form   how the model's messages are parsed. OptionError if the options name an unknown parser
     """
 
@@ -31,10 +33,13 @@ class Serving:
     since: int = field(default_factory=lambda: int(time()))
     responses: ResponseStore = field(init=False)
     chat_form: ChatForm = field(init=False)
+    polling: BusyPolling = field(init=False)
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.options.max_stored_responses)
         self.chat_form = ChatForm.of(self.llm.model, self.options)
+        engine = self.llm.engine
+        self.polling = BusyPolling(self.options.busy_poll, lambda: engine.num_unfinished)
 
     @property
     def ready(self) -> bool:

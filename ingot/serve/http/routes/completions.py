@@ -191,7 +191,7 @@ def _listed(prompt: str | list[Any]) -> list[str | list[Any]]:
         return [prompt]
     if not prompt:
         raise HttpError(400, "prompt is an empty list; expected: at least one prompt", param="prompt")
-    if all(type(one) is int for one in prompt):
+    if set(map(type, prompt)) == {int}:
         return [prompt]
     if not all(isinstance(one, str | list) for one in prompt):
         raise HttpError(400, "prompt is a mixed list; expected: a text, token ids, or a list of these", param="prompt")
@@ -203,6 +203,8 @@ async def _read_prompt(serving: Serving, given: str | list[Any], fields: Complet
     model = serving.llm.model
     if isinstance(given, str) and fields.add_special_tokens is False and model.tokenizer is not None:
         prompt = Prompt(given, model.tokenizer.encode_plain(given))
+    elif isinstance(given, list):
+        prompt = Prompt(None, given)  # checked below
     else:
         prompt = await serving.llm.read_prompt(given)
     most = fields.truncate_prompt_tokens

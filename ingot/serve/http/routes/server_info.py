@@ -71,6 +71,7 @@ def _server(serving: Serving) -> dict[str, Any]:
         "strict": options.strict,
         "drain_seconds": options.drain_seconds,
         "read_seconds": options.read_seconds,
+        "busy_poll": options.busy_poll,
         "max_body": options.max_body,
         "header_bytes": options.header_bytes,
         "max_waiting": serving.llm.engine.limits.max_waiting,
