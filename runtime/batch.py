@@ -32,6 +32,8 @@ class Chunk(NamedTuple):
                 `start`
     block       block diffusion: the number of positions in the block; 0 for other models. Positions without a known
                 token are masked. With `on_device`, the device row holds the block's tokens
+    forced      the tokens of the chunk, if a grammar forces them (`ingot.runtime.forced`). The step in flight samples
+                the first of them, so the host does not have them yet
     """
 
     request: Request
@@ -43,6 +45,13 @@ class Chunk(NamedTuple):
     scored: range = range(0)
     recounts: bool = False
     block: int = 0
+    forced: tuple[int, ...] = ()
+
+    @property
+    def gains(self) -> int:
+        """The most tokens that the sequence gets through this chunk: sampled ones, and forced ones without a step of
+        their own."""
+        return self.rows + max(0, len(self.forced) - 1)
 
     def tokens(self) -> Sequence[int] | Array:
         """Return the chunk's token ids, as the step's inputs need them. An id below 0 stands for a token that only the
@@ -53,6 +62,8 @@ class Chunk(NamedTuple):
         """
         if self.on_device:
             return (-2 if self.block else -1) - np.arange(self.length)
+        if self.forced:
+            return self.forced
         end = self.start + self.length
         if not self.block:
             return self.request.known_tokens(self.start, end)

@@ -269,6 +269,11 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
                 outputs += self._end_alone(request, end)
         return outputs
 
+    def _look_ahead(self, batch: StepBatch) -> None:
+        config = self._scheduler.config
+        if self._masks is not None and batch.inputs.masked and config.feeds_forced:
+            self._scheduler.look_again_at(self._masks.look_ahead(batch.inputs.masked, config.max_forced))
+
     def _read(self, handle: SampledStep) -> list[int]:
         return handle.tokens()
 

@@ -16,6 +16,7 @@ class Occupancy:
     pages_kept        KV pages that the prefix cache can find; sequences may use them too
     pages             all KV pages
     preemptions       how often a sequence was preempted so far
+    forced_tokens     output tokens so far that a grammar forced and that needed no step of their own
     """
 
     waiting: int
@@ -27,3 +28,4 @@ class Occupancy:
     pages_kept: int
     pages: int
     preemptions: int
+    forced_tokens: int = 0

@@ -171,6 +171,15 @@ class Request:
         return not (self.params.penalizes or changes)
 
     @property
+    def takes_forced(self) -> bool:
+        """Whether several tokens that its grammar forces may run in one step. Not with log-probabilities, which need a
+        row of logits for each token, or with other limits on tokens, which may forbid a token that the grammar
+        forces."""
+        params, edits = self.params, self.edits
+        limited = edits is not None and (edits.limits or bool(edits.words))
+        return isinstance(params, SamplingParams) and params.logprobs is None and not limited
+
+    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 

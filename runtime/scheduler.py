@@ -11,7 +11,8 @@ request starves.
 
 Steps overlap: the scheduler builds step n+1 while step n runs, before the tokens of step n are known. Their number is
 known ahead, so a length limit costs no surplus step. A stop costs one surplus token, which is dropped. With drafts or
-denoised blocks (`ingot.runtime.blocks`), only the largest possible number of tokens is known ahead.
+denoised blocks (`ingot.runtime.blocks`), only the largest possible number of tokens is known ahead. Tokens that a
+grammar forces are known ahead, so a step may feed several of a sequence (`ingot.runtime.forced`).
 """
 
 from bisect import bisect_left, insort
@@ -24,8 +25,10 @@ from ingot.ir.cache.groups import FULL
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
+from ingot.runtime.accepted import NO_ROW, Accepted, drafted_tokens, forced_tokens
 from ingot.runtime.batch import Chunk, StepBatch, build_step
 from ingot.runtime.chunks import drafted_chunk, next_chunk
+from ingot.runtime.forced import forced_chunks, forced_run
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -38,9 +41,6 @@ from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 from ingot.runtime.step_room import StepRoom, prompt_tokens
 
 _rank = attrgetter("rank")
-# An accepted token: its request, its id, and the row of logits that it was sampled from. A plain tuple, because a step
-# makes one for each sequence.
-Accepted = tuple[Request, int, int]
 
 
 class Scheduler:
@@ -84,6 +84,7 @@ class Scheduler:
         self._least_shared = config.least_shared if shares else None
         self._num_arrived = 0
         self.num_preemptions = 0  # so far; 0 with a large enough pool
+        self.num_forced = 0  # tokens so far that a grammar forced and that needed no step of their own
 
     @property
     def num_free_rows(self) -> int:
@@ -92,7 +93,7 @@ class Scheduler:
     @property
     def occupancy(self) -> Occupancy:
         queues = len(self.waiting), len(self.running), len(self._in_flight)
-        return Occupancy(*queues, self.num_free_rows, *self.pages.occupied, self.num_preemptions)
+        return Occupancy(*queues, self.num_free_rows, *self.pages.occupied, self.num_preemptions, self.num_forced)
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -169,7 +170,7 @@ class Scheduler:
             request.in_flight += 1
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
-            chunk.request.in_flight += chunk.rows
+            chunk.request.in_flight += chunk.gains
             chunk.request.num_scored += len(chunk.scored)
             chunk.request.miscounted = False
         return batch
@@ -189,18 +190,21 @@ class Scheduler:
         self._retire_step(batch)
         accepted: list[Accepted] = []
         if batch.rows is not None:
-            self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
-            return accepted
-        # Scored rows, or a dummy row, come after the sampled rows.
-        for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
-            request.in_flight -= 1
-            if request.end is None:
-                accepted.append((request, token, row))
-                output_ids = request.output_ids
-                output_ids.append(token)
-                # Most tokens end nothing, so this saves 256 calls in a step of 256 sequences.
-                if len(output_ids) >= request.looks_at or token in request.ends:
-                    self._look_at(request, token)
+            for request, token, row in drafted_tokens(batch, tokens, rejected, self.blocks.denoised):
+                self._accept(request, token, row, accepted)
+        else:  # scored rows, or a dummy row, come after the sampled rows
+            for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
+                request.in_flight -= 1
+                if request.end is None:
+                    accepted.append((request, token, row))
+                    output_ids = request.output_ids
+                    output_ids.append(token)
+                    # Most tokens end nothing, so this saves 256 calls in a step of 256 sequences.
+                    if len(output_ids) >= request.looks_at or token in request.ends:
+                        self._look_at(request, token)
+        for request, token in forced_tokens(self._in_flight[0]) if self._in_flight else ():
+            self.num_forced += 1
+            self._accept(request, token, NO_ROW, accepted)
         return accepted
 
     def retire_pooled(self, batch: StepBatch, finite: Sequence[bool]) -> list[tuple[Request, int]]:
@@ -225,34 +229,11 @@ class Scheduler:
         batch.inputs.drop_requests()
         self.pages.retire(batch.step)
 
-    def _retire_drafted(
-        self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
-    ) -> None:
-        """Take the tokens of a step with drafts or with block diffusion. Append (request, token, row of logits) of each
-        accepted token to `accepted`. `tokens` has one for each row of logits. `rejected` has, for each sequence of the
-        step, how many of its last tokens were rejected.
-
-        With drafts, a sequence gets one token for each of its tokens in the step that was not rejected. With block
-        diffusion, it gets the tokens of an accepted block that the host did not know.
-        """
-        assert batch.rows is not None
-        places = [
-            *range(len(batch.decodes)),
-            *(len(batch.decodes) + i for i, one in enumerate(batch.chunks) if one.rows),
-        ]
-        first = 0
-        for request, rows, place in zip(batch.sampled, batch.rows, places, strict=True):
-            request.in_flight -= rows
-            if request.status is Status.RUNNING:
-                request.num_computed -= rejected[place]  # a preempted sequence has 0
-            known = request.num_known % self.blocks.denoised if self.blocks.denoised else 0
-            for row in range(first + known, first + rows - rejected[place]):
-                if request.end is not None:
-                    break
-                accepted.append((request, tokens[row], row))
-                request.output_ids.append(tokens[row])
-                self._look_at(request, tokens[row])
-            first += rows
+    def _accept(self, request: Request, token: int, row: int, accepted: list[Accepted]) -> None:
+        """Append a token to a request's outputs and, with its row of logits, to `accepted`."""
+        accepted.append((request, token, row))
+        request.output_ids.append(token)
+        self._look_at(request, token)
 
     def _look_at(self, request: Request, token: int) -> None:
         """Finish a request if `token`, its newest output, ends it. If the token fills a block, hash the block for the
@@ -280,7 +261,7 @@ class Scheduler:
             request.in_flight -= 1
             request.num_computed -= 1
         for chunk in batch.chunks:
-            chunk.request.in_flight -= chunk.rows
+            chunk.request.in_flight -= chunk.gains
             chunk.request.num_scored -= len(chunk.scored)
             chunk.request.num_computed = chunk.start
             self.pages.withdraw(chunk.request, self._busy_until)
@@ -341,7 +322,8 @@ class Scheduler:
         to compute; whether free pages were short."""
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
-        short, slots = False, self.pages.slots
+        forced: list[Request] = []
+        short = False
         others = steady_decode.others(self.running, in_flight=bool(self._in_flight))
         if not others:
             return list(self.running), chunks, prefilling, short  # the usual case with many sequences
@@ -373,10 +355,20 @@ class Scheduler:
                 chunks.append(next_chunk(request, 1, num_tokens, self.blocks.denoised))
             elif self.config.max_drafts and request.takes_drafts:
                 chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
+            elif len(forced_run(request, self.config)) > 1:
+                forced.append(request)
             else:
-                held = self.pages.tokens_held(request)
-                steady_decode.enter(request, held if slots is None else min(held, slots.next_end(request)))
+                steady_decode.enter(request, self.pages.steady_end(request))
+        if forced:
+            step = self.config, self.pages, len(self.running), chunks
+            chunks += forced_chunks(forced, *step, mixed=bool(prefilling))
         return steady_decode.steady(self.running), chunks, prefilling, short
+
+    def look_again_at(self, requests: Sequence[Request]) -> None:
+        """Check these requests one by one in the next step. Their grammars force tokens."""
+        for request in requests:
+            if request.takes_forced:
+                steady_decode.leave(request)
 
     def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
         """Append the block that a sequence generates (block diffusion) to `chunks`. If tokens before the block are

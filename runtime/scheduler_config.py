@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ingot.ir.artifact.plan import FEW_TOKENS
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
@@ -16,6 +17,8 @@ Policy = Literal["fcfs", "priority"]
 # the 40 ms per token that MLPerf Inference v5.0 (Llama-2-70B, interactive) allows.
 DEFAULT_MIXED_TOKENS = 2048
 POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
+# Names of JSON properties and the text between two values have fewer tokens. Longer runs continue in the next step.
+DEFAULT_FORCED = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class SchedulerConfig:
     max_mixed_tokens   the most prompt tokens in a step that also decodes a request with streamed output
     whole              the model needs every token of a sequence in one step: prompts are never split
     max_drafts         speculative decoding: the most draft tokens of a sequence to verify in one step
+    few_tokens         steps of up to this many tokens run the code of decode steps
+    max_forced         the most tokens of a sequence that its grammar forces and that one step feeds; 1: a step feeds
+                       each token by itself
     least_shared       use cascade attention if it saves reading at least this many cached positions; None: never.
                        Cascade attention reads a shared prefix once for all its sequences
     blocks             the block sizes that attention masks or block diffusion require
@@ -52,12 +58,14 @@ class SchedulerConfig:
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
     whole: bool = False
     max_drafts: int = 0
+    few_tokens: int = FEW_TOKENS
+    max_forced: int = DEFAULT_FORCED
     least_shared: int | None = None
     blocks: Blocks = ONE_BY_ONE
     unserved: tuple[ServedParam, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size"):
+        for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size", "max_forced"):
             if getattr(self, name) < 1:
                 raise OptionError(
                     f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
@@ -73,6 +81,12 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise OptionError(f"policy is {self.policy!r:.80}", where="SchedulerConfig", expected=" or ".join(POLICIES))
+
+    @property
+    def feeds_forced(self) -> bool:
+        """Whether a step may feed several tokens that a grammar forces. Not if positions see each other in blocks: a
+        step must then hold whole blocks."""
+        return self.max_forced > 1 and self.blocks.granule == 1 and not self.blocks.denoised
 
     @property
     def rows(self) -> int:

@@ -113,6 +113,12 @@ class SequencePages:
         """
         return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
+    def steady_end(self, request: Request) -> int:
+        """Return up to how many tokens a sequence can decode one by one before the scheduler must check it: until it
+        needs a page, or until the prefix cache may keep its state."""
+        held = self.tokens_held(request)
+        return held if self.slots is None else min(held, self.slots.next_end(request))
+
     def tokens_within(self, request: Request, num_tokens: int) -> int:
         """Return how many of a sequence's first `num_tokens` tokens can get pages for the step being built. The
         sequence can use its pages, free pages, and scratch pages (which only one step uses)."""

@@ -120,6 +120,9 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         batch.inputs.fill_late()
         return []
 
+    def _look_ahead(self, batch: StepBatch) -> None:
+        """Do what later steps can use, after the ending of a step was launched that `_prepare_ending` has prepared."""
+
     def _admit(self) -> None:
         """Add requests to the scheduler that waited for something besides their turn. Called before each step."""
 
@@ -213,6 +216,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             if self._launched is not None and self._launched[0].inputs.ends_late:
                 outputs += self._prepare_ending(self._launched[0])
                 self._launched[1].finish()
+                self._look_ahead(self._launched[0])
             return outputs if too_large is None else outputs + self._end_large(*too_large)
         except BaseException:  # KeyboardInterrupt too: the loop cannot resume half a step
             self._reset()

@@ -5,7 +5,7 @@ torch.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ingot.ir.artifact.plan import PLAN_FILE, Plan
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, PLAN_FILE, Plan
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.ir.features import POOL, feeds_whole, unserved_params
 from ingot.ir.parse import parse_ending, parse_type
@@ -74,6 +74,7 @@ def make_engine(
         policy=policy,
         whole=whole,
         max_drafts=max_drafts(loaded.plans),
+        few_tokens=_few_tokens(loaded.plan),
         least_shared=_least_shared(loaded) if cascade else None,
         blocks=blocks_of(loaded.plans),
         unserved=() if pools else unserved_params(loaded.plan.inputs),
@@ -108,6 +109,13 @@ def make_engine(
         pin_memory=loaded.context.device.type == "cuda",
         adapters=_adapters(loaded, enable_lora=enable_lora, max_cpu_loras=max_cpu_loras),
     )
+
+
+def _few_tokens(plan: Plan) -> int:
+    """Return up to how many tokens a step runs the code of decode steps. This is the code of every bucket class (range
+    of step sizes with one compiled plan) but the last. If there is only one class, the time grows with the tokens."""
+    classes = [one.bucket.tokens[1] for one in plan.buckets if one.bucket.q_max is None]
+    return classes[-2] if len(classes) > 1 else min(classes[-1], GPU_FEW_TOKENS)
 
 
 def _adapters(loaded: Loaded, *, enable_lora: bool | None, max_cpu_loras: int | None) -> AdapterManager | None:

@@ -1,9 +1,10 @@
 """The grammar of one sequence while it is served."""
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from ingot.runtime.grammar.limits import SLOW_SECONDS
+from ingot.runtime.grammar.limits import FAST_SECONDS, SLOW_SECONDS
 
 if TYPE_CHECKING:
     import llguidance
@@ -22,7 +23,8 @@ class Matcher:
         self.backend = backend
         self.seconds = 0.0
         self._end_tokens, self._goes_on = frozenset(end_tokens), goes_on
-        self._taken = 0  # outputs that the matcher has
+        self._taken = 0  # outputs that the matcher has, with those that `look_ahead` has found
+        self._found: list[int] = []  # the last of them, from `look_ahead`
         self._ended = False  # by an end token
 
     @property
@@ -49,6 +51,35 @@ class Matcher:
             if not self._ended and not self.backend.is_error():
                 self.backend.consume_token(token)
                 self._ended = token in self._end_tokens
+
+    def forced(self, num_outputs: int) -> Sequence[int]:
+        """Return the tokens that the grammar forces after the first `num_outputs` outputs, as far as `look_ahead` has
+        found them."""
+        left = self._taken - num_outputs
+        return self._found[-left:] if left > 0 else ()
+
+    def look_ahead(self, num_outputs: int, most: int, exists: Callable[[int], bool]) -> bool:
+        """Find up to `most` tokens that the grammar forces after the first `num_outputs` outputs, which are all so far.
+        Return whether there are several.
+
+        A token is forced if the mask allows no other. llguidance makes such a mask of the first of its fast-forward
+        tokens, which spell the bytes that must come next. It may spell them differently after each token, so they are
+        computed again after each. End tokens are left to the mask, and so are tokens that the model does not have: then
+        `exists` is False.
+        """
+        found = list(self.forced(num_outputs))
+        begin = last = time.thread_time()
+        while len(found) < most and last - begin < FAST_SECONDS and not (self._ended or self.backend.is_error()):
+            tokens = self.backend.compute_ff_tokens()
+            if not tokens or tokens[0] in self._end_tokens or not exists(tokens[0]):
+                break
+            self.backend.consume_token(tokens[0])
+            found.append(tokens[0])
+            before, last = last, time.thread_time()
+            if last - before > FAST_SECONDS:
+                self.seconds += last - before
+        self._found, self._taken = found, num_outputs + len(found)
+        return len(found) > 1
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` outputs, for drafts that were rejected. None of them may be an end token."""

@@ -14,7 +14,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import Policy, SchedulerConfig
+from ingot.runtime.scheduler_config import DEFAULT_FORCED, Policy, SchedulerConfig
 from ingot.runtime.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -70,6 +70,7 @@ class Served:
         slots: int = 0,
         with_scratch: bool = False,
         words: bool = False,
+        max_forced: int = DEFAULT_FORCED,
     ) -> None:
         scratch: dict[str, range] = {}
         for name, pages in (lifetimes or {}).items() if with_scratch else ():
@@ -88,6 +89,7 @@ class Served:
             prefix_caching=prefix_caching,
             policy=policy,
             max_drafts=drafts,
+            max_forced=max_forced,
             least_shared=1,
         )
         pools = {FULL: self.pool}
