@@ -20,7 +20,7 @@ from ingot.runtime.cuda import executor as executor_module
 from ingot.runtime.cuda.decision import Decision
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.graphs import captured as graphs_module
-from ingot.runtime.cuda.graphs.choice import Capture
+from ingot.runtime.cuda.graphs.choice import _PATIENCE, Capture
 from ingot.runtime.memory import shared_pages
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
@@ -201,6 +201,17 @@ def test_a_watched_step_runs_its_instructions_and_does_not_count(ranks: Any) -> 
     assert one.decide(DECODE_5).graph == "decode"
     with pytest.raises(InternalError, match="no graph can replay the step"):
         one.execute(DECODE_5, one.decide(DECODE_5), lambda call: call())
+
+
+@pytest.mark.parametrize("capture", ["need", "idle"])
+def test_steps_of_few_tokens_that_recur_get_a_graph(ranks: Any, capture: Capture) -> None:
+    """A sequence of five is fed four tokens, as where a grammar forces them."""
+    one, ran = ranks(capture)
+    for _ in range(40):
+        one.launch(step(4, 1, 1, 1, 1))
+    kinds = [kind for kind, *_ in ran]
+    assert kinds == ["instructions"] * _PATIENCE + ["graph"] * (40 - _PATIENCE)
+    assert set(one.captured.decode) == {8} and ran[-1] == ("graph", "few", (8, 8, 8, PAGES))
 
 
 def test_an_entry_of_fewer_inputs_has_no_graph(ranks: Any) -> None:

@@ -77,8 +77,12 @@ class DecodeChoice:
             return None
         larger = self._larger(least, captured)
         if step.T > step.B:
-            # Prompt chunks together with decodes: launching such a step once takes less time than capturing it.
-            return larger
+            # Prompt chunks or forced tokens together with decodes. Launching such a step once takes less time than
+            # capturing it, but forced tokens come again and again.
+            if larger is not None or not has_few_tokens(self._classes[least]):
+                return larger
+            self._missed[least] = self._missed.get(least, 0) + 1
+            return least if self._missed[least] > _PATIENCE else None
         self._seen, self._shares = step.B, self._shares or step.shares
         if self._when != "idle" or least in captured:
             return least
