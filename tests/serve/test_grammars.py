@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jsonschema import Draft202012Validator
 from random_grammars import grammar_fields
 from run_seed import again, run_seed
 
-from ingot import LLM
+from ingot import LLM, SamplingParams
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.serve.engine import process
 from ingot.serve.engine.messages import SERVER_DECODER, Abort, Add, Frames, Refused, Start, Step, frame
@@ -53,6 +54,41 @@ def test_completions(server: HttpServer) -> None:
     ):
         (one,) = server.complete(prompt="a", max_tokens=50, structured_outputs=given).json()["choices"]
         assert re.fullmatch(pattern, one["text"]) and one["finish_reason"] == "stop"
+
+
+def test_forced_tokens_change_no_output(chat_artifact: Path) -> None:
+    """Several in a step, or each in its own: a model of weights, with sequences that follow no grammar beside."""
+    schema = {**SCHEMA, "properties": {"n": SCHEMA["properties"]["n"], "a longer name": SCHEMA["properties"]["s"]}}
+    grammar = {"json": {**schema, "required": ["n", "a longer name"]}, "disable_any_whitespace": True}
+    params = [
+        SamplingParams(temperature=float(place % 2), seed=place, max_tokens=60, structured_outputs=some)
+        for place, some in enumerate([grammar, grammar, None, grammar, grammar, None])
+    ]
+    params = [one if one.structured_outputs else replace(one, max_tokens=12) for one in params]
+    params += [replace(params[1], frequency_penalty=0.5, seed=9), replace(params[0], max_tokens=9)]
+    steps: list[int] = []
+    outputs: list[Any] = []
+    llm = LLM(chat_artifact, enable_prefix_caching=False)
+    scheduler = llm._engine._scheduler
+    for most in (1, 32):
+        scheduler.config = replace(scheduler.config, max_forced=most)
+        before = llm._engine.steps_ended
+        outputs.append([one.outputs[0] for one in llm.generate([f"{place}?" for place in range(8)], params)])
+        steps.append(llm._engine.steps_ended - before)
+        assert bool(llm.llm_engine.occupancy.forced_tokens) == (most > 1)
+    assert outputs[0] == outputs[1] and "a longer name" in json.loads(outputs[0][1].text)
+    assert steps[1] < steps[0] - 10
+
+
+def test_forced_tokens_are_counted(server: HttpServer) -> None:
+    def count() -> float:
+        found = re.search(r"^ingot:forced_tokens_total{.*} (.*)$", server.http.get("/metrics").text, re.M)
+        assert found
+        return float(found[1])
+
+    before = count()
+    server.complete(prompt="a", max_tokens=50, structured_outputs={"choice": ["a longer text"]})
+    assert count() == before + len("a longer text") - 1, "the first one is sampled, and so is the end"
 
 
 def test_chats(server: HttpServer) -> None:

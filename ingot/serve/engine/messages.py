@@ -228,6 +228,7 @@ class Stats(Message):
     seconds_waited: float = 0.0
     running_adapters: list[str] = []
     waiting_adapters: list[str] = []
+    forced_tokens: int = 0
 
 
 class Step(Message):

@@ -266,6 +266,7 @@ class _Requests:
             self.engine.seconds_waited,
             self.adapters.running,
             self.adapters.waiting,
+            now.forced_tokens,
         )
 
 

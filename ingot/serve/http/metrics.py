@@ -191,6 +191,7 @@ _COUNTERS: _Counts = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda one: one.stats.cache_queries),
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda one: one.stats.cache_hits),
     ("vllm:num_preemptions", "Preemptions.", lambda one: one.stats.preemptions),
+    ("ingot:forced_tokens", "Forced tokens without a step of their own.", lambda one: one.stats.forced_tokens),
     ("ingot:engine_steps", "Steps that have ended.", lambda one: one.stats.steps),
     ("ingot:engine_wait_seconds", "Seconds that the engine's thread waited for steps.", _seconds_waited),
     ("ingot:engine_restarts", "Restarts of the engine process.", lambda one: one.restarts),
