@@ -1,4 +1,5 @@
-"""Compare decode steps of sequences that follow a JSON schema with steps of sequences without a grammar.
+"""Compare decode steps of sequences that follow a JSON schema with steps of sequences without a grammar, and measure
+what forced tokens save.
 
     python benchmarks/grammar.py ARTIFACT [--sequences 32] [--steps 96] [--rounds 5] [--json FILE.json]
 
@@ -7,6 +8,9 @@ prompts and random sampling. The schema is a list of records that does not end w
 random weights follows it too. The time of a step is the median between the steps of a round, without the first
 third. A figure is the median of rounds. The target is at most 1.05 times the time without a grammar for a model of
 8B parameters, and 1.2 times for 1B, with 32 sequences.
+
+These steps feed one token of each sequence. Then the same requests run with several forced tokens in a step: the
+figures are the seconds that all requests take, and the steps.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from results import Figure, add_json_option, report
 from ingot import LLM, SamplingParams
 from ingot.runtime.engine import EngineRequest
 from ingot.runtime.grammar.masks import Masks
+from ingot.runtime.scheduler_config import DEFAULT_FORCED
 
 _PROMPT = 32  # tokens
 _RECORD = {
@@ -40,10 +46,27 @@ _RECORD = {
     "additionalProperties": False,
 }
 _SCHEMA = {"type": "array", "items": _RECORD, "minItems": 10_000}
-_GRAMMARS: dict[str, dict[str, Any] | None] = {
-    "without": None,
-    "schema": {"json": _SCHEMA, "disable_any_whitespace": True},
+_GRAMMAR = {"json": _SCHEMA, "disable_any_whitespace": True}
+# The grammar, and the most forced tokens of a sequence in a step.
+_KINDS: dict[str, tuple[dict[str, Any] | None, int]] = {
+    "without": (None, 1),
+    "schema": (_GRAMMAR, 1),
+    "forced": (_GRAMMAR, DEFAULT_FORCED),
 }
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a round took.
+
+    gap       the median seconds between decode steps
+    seconds   from the first step to the end of the last request
+    steps     the number of steps
+    """
+
+    gap: float
+    seconds: float
+    steps: int
 
 
 def main() -> None:
@@ -55,17 +78,20 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     llm = LLM(options.artifact)
-    times: dict[str, list[float]] = {name: [] for name in _GRAMMARS}
+    rounds: dict[str, list[_Round]] = {name: [] for name in _KINDS}
     masks: list[float] = []
     with _timed_masks(masks):
         for turn in range(options.rounds + 1):
-            for name, grammar in _GRAMMARS.items():
+            for name, (grammar, most) in _KINDS.items():
                 if turn == 1:
                     masks.clear()
-                found = _round(llm, options.sequences, options.steps, turn, grammar)
+                found = _round(llm, options.sequences, options.steps, turn, grammar, most)
                 if turn:  # the first round compiles the grammar and captures graphs
-                    times[name].append(found)
+                    rounds[name].append(found)
+    times = {name: [one.gap for one in found] for name, found in rounds.items()}
     medians = {name: statistics.median(found) for name, found in times.items()}
+    seconds = {name: statistics.median(one.seconds for one in found) for name, found in rounds.items()}
+    steps = {name: statistics.median(one.steps for one in found) for name, found in rounds.items()}
     what = f"a decode step of {options.sequences} sequences"
     figures = {
         "without": Figure(
@@ -79,17 +105,22 @@ def main() -> None:
         "masks_p99": Figure(
             value=statistics.quantiles(masks, n=100)[-1], unit="s", what="the masks of a step, 99th percentile"
         ),
+        "forced_gap": Figure(value=medians["forced"], unit="s", what="a step with several forced tokens of a sequence"),
+        "forced": Figure(
+            value=seconds["forced"] / seconds["schema"], unit="", what="all requests with them over one token a step"
+        ),
+        "forced_steps": Figure(value=steps["forced"] / steps["schema"], unit="", what="steps, likewise"),
     }
     settings = {"artifact": options.artifact.name, "sequences": options.sequences, "steps": options.steps}
     report(options.json, settings, figures)
 
 
-def _round(llm: LLM, sequences: int, steps: int, turn: int, grammar: dict[str, Any] | None) -> float:
-    """Serve `sequences` sequences, each of which generates `steps` tokens and a few more. Return the median seconds
-    between decode steps.
+def _round(llm: LLM, sequences: int, steps: int, turn: int, grammar: dict[str, Any] | None, most: int) -> _Round:
+    """Serve `sequences` sequences, each of which generates `steps` tokens and a few more.
 
     turn      the seed of the random prompts
     grammar   the grammar of all sequences; None: they have none
+    most      the most forced tokens of a sequence in a step
     """
     draw = random.Random(turn)
     vocab = llm.loaded.limits.vocab_size
@@ -98,16 +129,19 @@ def _round(llm: LLM, sequences: int, steps: int, turn: int, grammar: dict[str, A
     )
     prompts = [[draw.randrange(vocab) for _ in range(_PROMPT)] for _ in range(sequences)]
     engine = llm._engine
+    engine._scheduler.config = replace(engine._scheduler.config, max_forced=most)
     engine.add_requests(
         [EngineRequest(f"{turn}-{place}", {"prompt_token_ids": one}, params) for place, one in enumerate(prompts)]
     )
     ends: list[float] = []
+    begin, before = time.perf_counter(), engine.steps_ended
     while engine.has_unfinished():
         outputs = engine.step()
         if len(outputs) == sequences:  # all sequences decode
             ends.append(time.perf_counter())
     gaps = [after - before for before, after in pairwise(ends)]
-    return statistics.median(gaps[len(gaps) // 3 :])
+    took, steps = time.perf_counter() - begin, engine.steps_ended - before
+    return _Round(statistics.median(gaps[len(gaps) // 3 :]), took, steps)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.ingot"
 
 
+@pytest.fixture(scope="module")
+def deterministic(made: Path) -> Path:
+    """The same model, compiled so that a row has the same bits in every step."""
+    output = made.parent / "deterministic.ingot"
+    compile_model(made.parent / "checkpoint", output, target="cuda", dtype="bfloat16", deterministic=True, **LIMITS)
+    return output
+
+
 def outputs(llm: LLM) -> list[tuple[int, ...]]:
     """The tokens of sequences with grammars, with others between them."""
     params = [grammar(place) if place % 3 else FREE for place in range(len(PROMPTS))]
@@ -71,6 +80,42 @@ def test_steps_without_grammars_are_as_before(made: Path) -> None:
     outputs(llm)
     assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, FREE)] == first
     assert [one.outputs[0].token_ids for one in other.generate(PROMPTS, FREE)] == first
+
+
+FORCED = {"regex": "a longer name: [0-9]{2}, and the other longer name: [a-f]{2}( and so on and on [0-9]){2}"}
+
+
+@pytest.mark.parametrize("graphs", ["none", "need", "idle"])
+def test_forced_tokens_change_no_output(deterministic: Path, graphs: Any) -> None:
+    """Several in a step, or each in its own. In a deterministic artifact they have equal bits."""
+    params = [
+        SamplingParams(temperature=1.0, seed=place, max_tokens=120, structured_outputs=FORCED) if place % 3 else FREE
+        for place in range(len(PROMPTS))
+    ]
+    steps: list[int] = []
+    outputs: list[Any] = []
+    for most in (32, 1):
+        llm = LLM(deterministic, cuda_graphs=graphs)
+        scheduler: Any = llm._engine._scheduler
+        scheduler.config = replace(scheduler.config, max_forced=most)
+        found = [[one.outputs[0] for one in llm.generate(PROMPTS, params)] for _ in range(3)]
+        assert found[0] == found[1] == found[2]
+        outputs.append(found[0])
+        steps.append(llm._engine.steps_ended)
+        assert bool(llm._engine.occupancy.forced_tokens) == (most > 1)
+    assert outputs[0] == outputs[1] and steps[0] < steps[1]
+    assert all(re.fullmatch(FORCED["regex"], one.text) for place, one in enumerate(outputs[0]) if place % 3)
+
+
+def test_forced_tokens_follow_the_grammar(made: Path) -> None:
+    """One sequence alone, with a graph for a step of several tokens after some steps without."""
+    llm = LLM(made, cuda_graphs="need")
+    for seed in range(40):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=120, structured_outputs=FORCED)
+        (one,) = llm.generate([PROMPTS[seed % 9]], params)[0].outputs
+        assert re.fullmatch(FORCED["regex"], one.text) and one.finish_reason == "stop"
+    executor: Any = llm.loaded.executor
+    assert llm._engine.occupancy.forced_tokens > 40 * 40 and len(executor._apart.decode.seconds) > 1
 
 
 def test_requests_that_come_and_go(made: Path) -> None:
