@@ -9,8 +9,8 @@ processes and the server's gauges are sampled; `--samples FILE.csv` keeps the sa
 
 The exit code is 1, with the reason, unless all this holds. Every answer is complete or refused as it must be, and no
 status is 500 or above. At the end no sequence runs, waits or holds pages. File descriptors and threads are as before
-the load. In the last third of the time both processes take on average no more memory than in the third before, but for
-a fixed tolerance. The resources before the load are those after a minute of the same load.
+the load. In the last third of the time both processes and the GPU take on average no more memory than in the third
+before, but for fixed tolerances. The resources before the load are those after a minute of the same load.
 """
 
 import argparse
@@ -43,6 +43,7 @@ _SETTLE_SECONDS = 8.0  # more than uvicorn's 5 s, after which it closes connecti
 # Growth of the mean from one third of the time to the next. Freed heap stays resident below small objects:
 # three minutes of the engine alone left 0.2 to 0.8 MB (soak.py), and the number of running requests varies.
 _ALLOWED_GROWTH = 16 << 20
+_DEVICE_SAMPLES = 10  # seconds between two calls of nvidia-smi, which takes a tenth of one
 _ALLOWED_DEVICE = 20 << 20  # one segment of torch's caching allocator, as in soak.py
 
 
@@ -54,7 +55,7 @@ class Soaked:
     samples   a sample for each second of the load
     before    the idle server before the load
     after     the idle server after the load
-    device    bytes of the GPU's memory before and after the load; None without a GPU
+    device    bytes of the GPU's memory: before the load, every few seconds of it, and after it; empty without a GPU
     errors    lines of the server's log that begin an error's traceback
     """
 
@@ -62,7 +63,7 @@ class Soaked:
     samples: Sequence[Sample]
     before: Sample
     after: Sample
-    device: tuple[int, int] | None
+    device: Sequence[int]
     errors: int
 
     @property
@@ -71,11 +72,20 @@ class Soaked:
 
     def growth(self, process: str) -> float:
         """Return the bytes by which a process's mean memory grew, from the middle third of the time to the last."""
-        third = len(self.samples) // 3
-        sizes = [getattr(one, process).anonymous for one in self.samples]
-        if not third:
-            return 0.0
-        return sum(sizes[-third:]) / third - sum(sizes[-2 * third : -third]) / third
+        return _growth([getattr(one, process).anonymous for one in self.samples])
+
+    @property
+    def device_growth(self) -> float:
+        """Return the bytes by which the mean of the GPU's memory grew, from the middle third of the time to the last.
+
+        A process allocates what a kind of step needs when the first one comes, which may be after the warm-up.
+        """
+        return _growth(self.device)
+
+
+def _growth(sizes: Sequence[int]) -> float:
+    third = len(sizes) // 3
+    return sum(sizes[-third:]) / third - sum(sizes[-2 * third : -third]) / third if third else 0.0
 
 
 def main() -> None:
@@ -113,18 +123,25 @@ def soak(options: argparse.Namespace) -> Soaked:
         pids = server.pid, engine_process(server.pid)
         name = model_name(port)
         _load(options, port, name, options.warm_up, "warm-up", pids)
-        before, device = _idle(port, pids), device_memory(pids)
-        ended, samples = _load(options, port, name, options.seconds, "load", pids)
-        after, device_after = _idle(port, pids), device_memory(pids)
-    memory = None if device is None or device_after is None else (device, device_after)
+        before, device = _idle(port, pids), [device_memory(pids)]
+        ended, samples = _load(options, port, name, options.seconds, "load", pids, device)
+        after = _idle(port, pids)
+        device.append(device_memory(pids))
     errors = options.log.read_text(encoding="utf-8", errors="replace").count("Traceback (most recent call last)")
-    return Soaked(ended, samples, before, after, memory, errors)
+    return Soaked(ended, samples, before, after, [one for one in device if one is not None], errors)
 
 
 def _load(
-    options: argparse.Namespace, port: int, name: str, seconds: float, seed: str, pids: tuple[int, int]
+    options: argparse.Namespace,
+    port: int,
+    name: str,
+    seconds: float,
+    seed: str,
+    pids: tuple[int, int],
+    device: "list[int | None] | None" = None,
 ) -> tuple[list[Ended], list[Sample]]:
-    """Send the load from all clients. Return how each request ended, and the samples until the last arrival."""
+    """Send the load from all clients. Return how each request ended, and the samples until the last arrival. `device`
+    gets samples of the GPU's memory."""
     ended: list[Ended] = []
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="ingot-soak-") as folder:
@@ -143,6 +160,8 @@ def _load(
             time.sleep(1.0)
             if begin <= time.monotonic() <= begin + seconds:
                 samples.append(take_sample(port, *pids))
+                if device is not None and len(samples) % _DEVICE_SAMPLES == 0:
+                    device.append(device_memory(pids))
         if any(process.returncode for process in processes):
             raise ChildError("a client of the soak failed")
         for answer in answers:
@@ -212,9 +231,12 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
         found[f"{process}_memory_growth"] = Figure(value=soaked.growth(process), unit="B", what=said)
         taken = getattr(after, process).anonymous
         found[f"{process}_memory"] = Figure(value=taken, unit="B", what=f"memory of the {process} process at the end")
-    if soaked.device is not None:
-        grown = soaked.device[1] - soaked.device[0]
-        found["device_memory_growth"] = Figure(value=grown, unit="B", what="more memory of the GPU at the end")
+    if soaked.device:
+        said = "more memory of the GPU, mean of the last third against the middle third"
+        found["device_memory_growth"] = Figure(value=soaked.device_growth, unit="B", what=said)
+        grown, values = soaked.device[-1] - soaked.device[0], tuple(soaked.device)
+        said = "more memory of the GPU at the end than before the load"
+        found["device_memory_added"] = Figure(value=grown, unit="B", what=said, values=values)
     for name, waits in _waits(soaked.ended).items():
         for percent in (50.0, 99.0):
             said = f"until the first token of a stream, percentile {percent:g}, {name} third"
@@ -247,8 +269,8 @@ def failures(soaked: Soaked) -> Iterator[str]:
         yield f"at the end {running:g} sequences run, {waiting:g} wait, and {held:.2%} of the pages are held"
     for process in ("server", "engine"):
         yield from _grown(process, getattr(before, process), getattr(after, process), soaked.growth(process))
-    if soaked.device is not None and soaked.device[1] - soaked.device[0] > _ALLOWED_DEVICE:
-        yield f"the GPU's memory grew by {soaked.device[1] - soaked.device[0]} bytes"
+    if soaked.device_growth > _ALLOWED_DEVICE:
+        yield f"the GPU's memory grew by {soaked.device_growth / 1e6:.1f} MB in the last third"
 
 
 def _grown(process: str, before: ProcessSample, after: ProcessSample, growth: float) -> Iterator[str]:

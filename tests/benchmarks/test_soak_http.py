@@ -136,7 +136,7 @@ def test_what_a_soak_over_http_fails_for(soak: ModuleType) -> None:
     idle = soak.Sample(0.0, held, held, 0.0, 0.0, 0.0)
     done = soak.Ended("stream", 1.0, 200, 0.1, 0.2, 3, "")
     samples = [replace(idle, moment=float(second), running=3.0) for second in range(30)]
-    fine = soak.Soaked([done] * 5, samples, idle, idle, (10**9, 10**9), 0)
+    fine = soak.Soaked([done] * 5, samples, idle, idle, [10**9] * 12, 0)
     assert list(soak.failures(fine)) == []
     figures = soak.figures(fine)
     assert figures["requests"].value == 5 and figures["running"].value == 3 and figures["tokens"].value == 15
@@ -147,7 +147,7 @@ def test_what_a_soak_over_http_fails_for(soak: ModuleType) -> None:
         replace(fine, ended=[done, replace(done, status=503)]),
         replace(fine, ended=[]),
         replace(fine, samples=grown),
-        replace(fine, device=(10**9, 2 * 10**9)),
+        replace(fine, device=[10**9] * 8 + [2 * 10**9] * 4),
         replace(fine, errors=1),
         *(replace(fine, after=replace(idle, **{name: 1.0})) for name in ("running", "waiting", "held")),
         replace(fine, after=replace(idle, server=replace(held, fds=21))),
@@ -155,4 +155,4 @@ def test_what_a_soak_over_http_fails_for(soak: ModuleType) -> None:
     ]
     for one in wrong:
         assert len(list(soak.failures(one))) == 1, list(soak.failures(one))
-    assert soak.Soaked([], grown, idle, idle, None, 0).growth("engine") == 10**8
+    assert soak.Soaked([], grown, idle, idle, [], 0).growth("engine") == 10**8
