@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.ir.errors import RequestError
+from ingot.runtime.grammar.closed_schema import closed_schema
 from ingot.runtime.grammar.lark import LarkGrammar, quoted, schema_text
 from ingot.runtime.grammar.params import OWNER, StructuredOutputsParams
 from ingot.runtime.grammar.structural_tag import of_structural_tag
@@ -12,9 +13,6 @@ from ingot.runtime.grammar.structural_tag import of_structural_tag
 # White space between tokens of JSON, at most so many characters in a row: an indented line of depth 15 with four
 # spaces each. Without a limit, models whose prompts do not mention JSON write white space until `max_tokens`.
 _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-# Keywords of JSON schemas whose value maps names to schemas, and those whose value is data.
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples")
 
 
 def source_of(params: StructuredOutputsParams, special: Mapping[str, int]) -> str:
@@ -60,21 +58,4 @@ def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:
 def _schema(params: StructuredOutputsParams) -> Any:
     assert params.json is not None
     schema = json.loads(params.json)
-    return _closed(schema) if params.disable_additional_properties else schema
-
-
-def _closed(schema: Any) -> Any:
-    """Return a JSON schema whose objects have only the properties that it names, unless it says otherwise."""
-    if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed: dict[str, Any] = {}
-    for name, one in schema.items():
-        if name in _MAPS and isinstance(one, dict):
-            closed[name] = {key: _closed(value) for key, value in one.items()}
-        else:
-            closed[name] = one if name in _VALUES else _closed(one)
-    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
+    return closed_schema(schema) if params.disable_additional_properties else schema

@@ -105,9 +105,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "parameters.type"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "parameters"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
 ]
 

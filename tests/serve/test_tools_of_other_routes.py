@@ -98,11 +98,7 @@ def test_a_stream_of_a_response(chat: MakeChat) -> None:
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"tools": [{"name": "f", "type": "web_search_20250305"}]}, "tools[0]"),
     ("messages", {"tools": [{"input_schema": {}}]}, "tools[0].function.name"),
-    ("messages", {**ANTHROPIC, "tool_choice": {"type": "any"}}, "tool_choice"),
-    ("messages", {**ANTHROPIC, "tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
     ("responses", {"tools": [{"type": "web_search"}]}, "tools[0]"),
-    ("responses", {**OPENAI, "tool_choice": "required"}, "tool_choice"),
-    ("responses", {**OPENAI, "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),
     ("responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     ("responses", {"input": [{"type": "function_call_output", "call_id": "1", "output": 3}]}, "input[0].output"),
 ]

@@ -2,17 +2,22 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from ingot.ir.errors import OptionError
+from ingot.runtime.grammar.answer_format import format_of, grammar_with
+from ingot.runtime.grammar.params import structured_outputs
 from ingot.runtime.prompt import Prompt
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.parsed_deltas import ParsedMessage, new_call_id, new_short_call_id
+from ingot.serve.http.response_formats import grammar_of
 from ingot.serve.http.sampling_fields import SamplingFields
 from ingot.serve.parsers.choice import chosen_parsers, reasoning_choice_of, tool_choice_of
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.output_grammar import message_format
 from ingot.serve.parsers.output_parser import OutputFormat
+from ingot.serve.parsers.tool_use import ToolUse
 from ingot.serve.served_model import ServedModel
 
 _TOOLS = re.compile(r"\btools\b")
@@ -54,21 +59,34 @@ class ChatForm:
         return cls(output, _TOOLS.search(template) is not None, needs_special)
 
     def new_message(
-        self, prompt: Prompt, tools: Tools, *, continues: bool, with_reasoning: bool = True, several: bool = True
+        self, prompt: Prompt, use: ToolUse, *, continues: bool, with_reasoning: bool = True
     ) -> ParsedMessage:
         """Return a message that begins after a prompt.
 
-        tools       the functions that the model may call, by name
-        continues   the message continues the last one of the prompt
-        others      as in `ParsedMessage`
+        use              the calls that it may have
+        continues        the message continues the last one of the prompt
+        with_reasoning   as in `ParsedMessage`
         """
-        parser = self.output.parser(tools, prompt.text or "", continues=continues)
+        parser = self.output.parser(use, prompt.text or "", continues=continues)
         new_id = new_short_call_id if "[TOOL_CALLS]" in self.output.marks else new_call_id
-        return ParsedMessage(parser, new_id, with_reasoning=with_reasoning, several=several)
+        return ParsedMessage(parser, new_id, with_reasoning=with_reasoning, several=use.several)
 
-    def sampling(self, fields: SamplingFields, message: ParsedMessage) -> SamplingFields:
-        """Return the sampling fields of a request: its own, with special tokens in the text if the parser of its
-        `message` reads them."""
-        if not (message.parses and self.needs_special):
-            return fields
-        return msgspec.structs.replace(fields, skip_special_tokens=False)
+    def sampling(self, fields: SamplingFields, prompt: Prompt, use: ToolUse, *, continues: bool) -> SamplingFields:
+        """Return the sampling fields of a message: those of its request, with special tokens in the text if the parser
+        of the message reads them, and with the grammar of the whole message if a part of it has one.
+
+        The other arguments are those of `new_message`. Raises HttpError or RequestError for a malformed grammar.
+        """
+        changes: dict[str, Any] = {}
+        if self.needs_special and self.new_message(prompt, use, continues=continues).parses:
+            changes["skip_special_tokens"] = False
+        given = grammar_of(fields.response_format, fields.structured_outputs, "response_format")
+        free = not use.functions and self.output.reasoning is None
+        if use.forced or (given is not None and not free):
+            answer = structured_outputs("structured_outputs", given)
+            content = None if answer is None else format_of(answer)
+            form = message_format(self.output, use, prompt.text or "", content, continues=continues)
+            assert form is not None
+            changes["structured_outputs"] = grammar_with(answer, form)
+            changes["response_format"] = None
+        return msgspec.structs.replace(fields, **changes) if changes else fields

@@ -1,14 +1,18 @@
 """The tools of chat requests: their checks, and the one place that decides which choices of tools are supported."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ingot.ir.errors import RequestError
+from ingot.runtime.grammar.params import OWNER as STRUCTURED_OUTPUTS
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.parsers.choice import tool_parser_names
-from ingot.serve.parsers.machine import Tools
 from ingot.serve.parsers.names import MAX_NAME, is_name
+from ingot.serve.parsers.tool_use import Tools, ToolUse
 
 _FUNCTION = '{"type": "function", "function": {"name": "…", "parameters": {"type": "object", …}}}'
+_CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": "…"}}'
 _NAME = f"1 to {MAX_NAME} letters, digits, or characters of -_.:/@$"
 
 
@@ -39,26 +43,53 @@ def _check_parameters(schema: Any, where: str) -> None:
         checked(400, f"{where}.properties", properties, isinstance(properties, dict), "an object of JSON schemas")
 
 
-def calls_allowed(choice: Any) -> bool:
-    """Return whether a request's `tool_choice` lets the model call its tools. Raises HttpError 400 for a choice that
-    forces a call: only a grammar could do that."""
+def tool_use(functions: Tools, choice: Any, *, several: bool, has_grammar: bool) -> ToolUse:
+    """Return how a message may use the functions of a request.
+
+    choice        the request's `tool_choice`, in the form of chats
+    several       the client takes more than one call
+    has_grammar   the request has a grammar for its whole output
+
+    Raises HttpError 400 for a choice that is malformed, or that no output can follow.
+    """
     if choice is None or choice == "auto":
-        return True
+        return ToolUse(functions, several=several)
     if choice == "none":
-        return False
+        return ToolUse()
     named = isinstance(choice, dict) and choice.get("type") == "function"
-    if choice == "required" or named:
-        what = "a named tool" if named else '"required"'
-        message = f'tool_choice {what} needs structured output, which is not supported yet; send "auto" or "none"'
+    checked(400, "tool_choice", choice, named or choice == "required", _CHOICES)
+    if has_grammar:
+        message = "structured_outputs is a grammar for the output, and tool_choice asks for a call; send one of them"
         raise HttpError(400, message, param="tool_choice")
-    checked(400, "tool_choice", choice, False, '"none" or "auto"')
-    return False
+    if not functions:
+        message = 'tool_choice asks for a call, and there are no tools; send tools, or the tool_choice "none"'
+        raise HttpError(400, message, param="tool_choice")
+    if not named:
+        return ToolUse(functions, forced=True, several=several)
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    found = functions.get(name) if isinstance(name, str) else None
+    legal = f"the name of one of the tools: {', '.join(functions)}"[:1000]
+    checked(400, "tool_choice", choice, found is not None, legal)
+    return ToolUse({str(name): found or {}}, forced=True, named=True, several=False)
+
+
+@contextlib.contextmanager
+def refusals_of_tools(use: ToolUse) -> Iterator[None]:
+    """Raise HttpError 400 with `tools` at fault if the grammar of a call that a request forces is refused."""
+    try:
+        yield
+    except RequestError as error:
+        if not (use.forced and error.where.startswith(STRUCTURED_OUTPUTS)):
+            raise
+        message = f"a call of these tools cannot be forced, because of their JSON schemas: {error.what}"
+        raise HttpError(400, f'{message}; change them, or send the tool_choice "auto"', param="tools") from None
 
 
 def check_tools_served(*, has_parser: bool, reads_tools: bool) -> None:
     """Raise HttpError 400 if calls of tools cannot be served.
 
-    has_parser    the server has a parser for the model's calls
+    has_parser    the server has a parser for the calls
     reads_tools   the model's chat template writes tools into the prompt
     """
     if not reads_tools:

@@ -13,7 +13,7 @@ from ingot.serve.http.errors import HttpError
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.responses_api.store import ResponseStore
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.tool_use import ToolUse
 
 
 @dataclass
@@ -47,13 +47,15 @@ class Serving:
         engine = self.llm.engine
         return engine.state == "ready" and not engine.paused and not self.draining
 
-    def check_tools(self, tools: Tools) -> None:
-        """Raise HttpError 400 if the model cannot call a request's tools.
+    def check_tools(self, use: ToolUse) -> None:
+        """Raise HttpError 400 if the model cannot call a request's tools. Calls that are forced need no parser of the
+        model's own form.
 
         No tools are no error, nor is a model without a chat template: rendering says what is missing."""
-        if tools and self.llm.model.has_chat_template:
+        if use.functions and self.llm.model.has_chat_template:
             form = self.chat_form
-            check_tools_served(has_parser=form.output.tools is not None, reads_tools=form.reads_tools)
+            has_parser = use.forced or form.output.tools is not None
+            check_tools_served(has_parser=has_parser, reads_tools=form.reads_tools)
 
     def model_name(self, requested: str | None) -> str:
         """Return the model's name for the answer to a request that names the model `requested`. None: the first name.

@@ -3,10 +3,12 @@
 import json
 from dataclasses import dataclass
 
-from ingot.serve.parsers.machine import ToolMachine, Tools
+from ingot.serve.parsers.machine import ToolMachine
 from ingot.serve.parsers.names import read_name
 from ingot.serve.parsers.source import Malformed, Source, Steps, markers
+from ingot.serve.parsers.tool_use import Tools
 from ingot.serve.parsers.values import JSON, read_text, read_value, read_whole
+from ingot.serve.parsers.written_calls import WrittenCalls
 
 _ARGUMENTS = ("arguments", "parameters")  # Llama's models write the second one
 # The fields of calls, without those that are an argument's. Other JSON at the begin of a message is an answer in JSON.
@@ -22,6 +24,7 @@ class JsonForm:
     words          words that may come between the opening and the first call, in this order
     bare           brackets with which calls may begin a message that has no marker
     need_arguments a call without arguments is content, not a call
+    written        how models write calls
     """
 
     openings: tuple[str, ...]
@@ -29,6 +32,7 @@ class JsonForm:
     words: tuple[str, ...] = ()
     bare: str = ""
     need_arguments: bool = True
+    written: tuple[WrittenCalls, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:

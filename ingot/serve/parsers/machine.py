@@ -1,14 +1,10 @@
 """The base of all machines: a parser whose steps read a `Source` and emit events."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Generator
 
 from ingot.serve.parsers.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning, joined
 from ingot.serve.parsers.source import Malformed, Markers, Sink, Source, Steps
-
-# The tools of a request: the name of each function, and the function as the client describes it.
-Tools = Mapping[str, Mapping[str, Any]]
 
 
 class Machine(ABC):

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingot.serve.parsers.json_calls import JsonForm, read_json_calls
-from ingot.serve.parsers.machine import ToolMachine, Tools
+from ingot.serve.parsers.machine import ToolMachine
 from ingot.serve.parsers.names import MAX_NAME, is_name, plain_header
 from ingot.serve.parsers.source import Malformed, Steps, markers
+from ingot.serve.parsers.tool_use import Tools
 from ingot.serve.parsers.values import JSON, Notation, read_value
+from ingot.serve.parsers.written_calls import WrittenCalls
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class NamedForm:
     header     returns the name and the id that a header has
     notation   of the arguments
     objects    calls may also be written in this form, after the same opening
+    written    how models write calls; none: their arguments are not JSON
     """
 
     opening: str
@@ -30,6 +33,7 @@ class NamedForm:
     header: Callable[[str], tuple[str, str | None]] = plain_header
     notation: Notation = JSON
     objects: JsonForm | None = None
+    written: tuple[WrittenCalls, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:

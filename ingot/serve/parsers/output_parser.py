@@ -6,9 +6,17 @@ from typing import Any, Literal
 
 from ingot.serve.parsers.events import Content, Event, Parser, joined
 from ingot.serve.parsers.harmony import MARKS, Harmony
-from ingot.serve.parsers.machine import ToolMachine, Tools
+from ingot.serve.parsers.json_calls import JsonForm
+from ingot.serve.parsers.machine import ToolMachine
+from ingot.serve.parsers.named_calls import NamedForm
 from ingot.serve.parsers.reasoning import ReasoningForm, ReasoningMachine
+from ingot.serve.parsers.tagged_calls import TaggedForm
 from ingot.serve.parsers.tool_formats import ToolForm
+from ingot.serve.parsers.tool_use import ToolUse
+from ingot.serve.parsers.written_calls import Format
+
+# Reads calls in the form of `written_calls.LISTED`.
+_LISTED = JsonForm((), bare="[")
 
 
 @dataclass(frozen=True)
@@ -43,16 +51,31 @@ class OutputFormat:
         forms = [form for form in (self.tools, self.reasoning) if not isinstance(form, str | PluggedIn | None)]
         return (*(mark for form in forms for mark in form.marks), *(MARKS if self.is_harmony else ()))
 
-    def parser(self, tools: Tools, prompt: str, *, continues: bool = False) -> Parser | None:
+    def calls(self, use: ToolUse) -> list[Format]:
+        """Return the formats of calls as the model writes them, to choose from; none if `writes` is False."""
+        form, several = self.tools, use.several
+        if isinstance(form, JsonForm | NamedForm):
+            return [one.format(use.functions, several=several) for one in form.written]
+        if isinstance(form, TaggedForm) and form.written is not None:
+            found = form.written.format(use.functions, several=several)
+            return [] if found is None else [found]
+        return []
+
+    def writes(self, use: ToolUse) -> bool:
+        """Return whether there is a grammar of calls as the model writes them. There is none if the form is unknown, if
+        it has a notation of its own for arguments, or if it cannot follow a schema of these functions."""
+        return bool(self.tools.written if isinstance(self.tools, JsonForm | NamedForm) else self.calls(use))
+
+    def parser(self, use: ToolUse, prompt: str, *, continues: bool = False) -> Parser | None:
         """Return a parser for one message; None if there is nothing to look for.
 
-        tools       the functions that the model may call, by name
+        use         the calls that it may have
         prompt      the text of the prompt
         continues   the message continues the last one of the prompt
         """
         if self.is_harmony:
-            return Harmony(reads_calls=bool(tools))
-        calls = self._call_parser(tools) if tools else None
+            return Harmony(reads_calls=bool(use.functions))
+        calls = self._call_parser(use) if use.functions else None
         openings = calls.openings.texts if isinstance(calls, ToolMachine) else ()
         reasoning: Parser | None = None
         if isinstance(self.reasoning, PluggedIn):
@@ -64,10 +87,15 @@ class OutputFormat:
             return reasoning or calls
         return _Both(reasoning, calls)
 
-    def _call_parser(self, tools: Tools) -> Parser | None:
-        if self.tools is None or isinstance(self.tools, str):
+    def _call_parser(self, use: ToolUse) -> Parser | None:
+        form, tools = self.tools, use.functions
+        if use.forced and not self.writes(use):
+            return _LISTED.machine(tools)
+        if isinstance(form, TaggedForm):
+            return form.machine(tools, exact=use.forced)
+        if form is None or isinstance(form, str):
             return None
-        return self.tools.make(tools) if isinstance(self.tools, PluggedIn) else self.tools.machine(tools)
+        return form.make(tools) if isinstance(form, PluggedIn) else form.machine(tools)
 
 
 class _Both:

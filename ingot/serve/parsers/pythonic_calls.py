@@ -3,9 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from ingot.serve.parsers.machine import ToolMachine, Tools
+from ingot.serve.parsers.machine import ToolMachine
 from ingot.serve.parsers.names import MAX_NAME
 from ingot.serve.parsers.source import Malformed, Steps, markers
+from ingot.serve.parsers.tool_use import Tools
 from ingot.serve.parsers.values import PYTHON, escaped, read_value
 
 _NAME = re.compile(r"[\w.\-]+")

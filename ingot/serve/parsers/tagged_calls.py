@@ -7,11 +7,13 @@ others are converted when they are complete.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingot.serve.parsers.machine import HeldEnd, ToolMachine, Tools
+from ingot.serve.parsers.machine import HeldEnd, ToolMachine
 from ingot.serve.parsers.names import MAX_NAME, is_name
 from ingot.serve.parsers.schema_types import STRING, ArgumentTypes, Types, json_of
 from ingot.serve.parsers.source import Malformed, Steps, markers
+from ingot.serve.parsers.tool_use import Tools
 from ingot.serve.parsers.values import escaped
+from ingot.serve.parsers.written_tags import WrittenTags
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class TaggedForm:
     lead        texts before `call` inside the section, in this order; the model may leave them out
     tail        texts after a call, likewise
     lines       the value is on lines of its own, so a newline at its begin and its end is not part of it
+    written     how models write calls; None: unknown
     """
 
     call: tuple[str, str]
@@ -38,6 +41,7 @@ class TaggedForm:
     lead: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
     lines: bool = False
+    written: WrittenTags | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -45,16 +49,19 @@ class TaggedForm:
         texts = (*self.call, self.name_end, *self.parameter, self.value_begin, *(self.section or ()))
         return tuple(filter(None, (*texts, *self.lead, *self.tail)))
 
-    def machine(self, tools: Tools) -> ToolMachine:
-        """Return a machine for one message of a request with these tools."""
-        return TaggedCalls(self, tools)
+    def machine(self, tools: Tools, *, exact: bool = False) -> ToolMachine:
+        """Return a machine for one message of a request with these tools. `exact`: a grammar makes sure that each value
+        has the text at its end, so texts of other tags are part of it."""
+        return TaggedCalls(self, tools, exact=exact)
 
 
 class TaggedCalls(ToolMachine):
     """Reads calls in the form of `TaggedForm`."""
 
-    def __init__(self, form: TaggedForm, tools: Tools) -> None:
+    def __init__(self, form: TaggedForm, tools: Tools, *, exact: bool) -> None:
         self._form, self._tools = form, tools
+        ends = (form.parameter[1],) if exact else (form.parameter[1], form.parameter[0], form.call[1])
+        self._value_ends = markers(*ends)
         section = form.section[0] if form.section else ""
         self.openings = markers(*dict.fromkeys(filter(None, (section, form.call[0]))))
         super().__init__()
@@ -129,8 +136,8 @@ class TaggedCalls(ToolMachine):
         yield from self._read_value(schema.types_of(key) if types is None else types)
 
     def _read_value(self, types: Types) -> Steps[None]:
-        """Read a value and the text after it. A value also ends where the next argument or the end of the call begins,
-        because models forget the text after the value."""
+        """Read a value and the text after it. Without a grammar, a value also ends where the next argument or the end
+        of the call begins, because models forget the text after the value."""
         source, form = self.source, self._form
         pieces: list[str] = []
         streams = types == STRING
@@ -139,7 +146,7 @@ class TaggedCalls(ToolMachine):
         value = HeldEnd(emit, newlines)
         if streams:
             self.emit_arguments('"')
-        end = yield from source.until(markers(form.parameter[1], form.parameter[0], form.call[1]), value.push)
+        end = yield from source.until(self._value_ends, value.push)
         if end is None:
             raise Malformed
         value.flush(without=newlines)

@@ -21,6 +21,7 @@ from ingot.serve.parsers.events import CallBegun, CallEnded, Content, Event, Rea
 from ingot.serve.parsers.output_parser import OutputFormat
 from ingot.serve.parsers.reasoning import ReasoningForm
 from ingot.serve.parsers.source import Markers
+from ingot.serve.parsers.tool_use import ToolUse
 
 TEMPLATES = [
     ("<tool_call>\n{{ call | tojson }}\n</tool_call>", "hermes", None),
@@ -82,7 +83,9 @@ def test_a_parser_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", entry_points)
     monkeypatch.setattr(plugins, "_load", lambda _entry: Shouting)
     assert chosen_parsers("shouting", "auto", "") == ParserNames("shouting", None)
-    parser = OutputFormat(tool_choice_of("shouting"), reasoning_choice_of("qwen3")).parser({"time": {}}, "<think>")
+    parser = OutputFormat(tool_choice_of("shouting"), reasoning_choice_of("qwen3")).parser(
+        ToolUse({"time": {}}), "<think>"
+    )
     assert parser is not None
     assert parser.feed("hm</think>TIME") == [Reasoning("hm"), CallBegun(0, "time"), CallEnded(0)]
     monkeypatch.setattr(plugins, "_load", lambda _entry: 3)

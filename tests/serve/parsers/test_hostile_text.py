@@ -15,6 +15,7 @@ from run_seed import again, run_seed
 from ingot.serve.parsers.choice import reasoning_choice_of, tool_choice_of
 from ingot.serve.parsers.events import Arguments, CallBegun, CallEnded, Content, Event, Parser
 from ingot.serve.parsers.output_parser import OutputFormat
+from ingot.serve.parsers.tool_use import ToolUse
 
 FORMATS = {
     **{name: OutputFormat(tool_choice_of(name), None) for name in TOOLS},
@@ -57,7 +58,7 @@ def test_damaged(name: str) -> None:
         text = damaged(draw, whole, form.marks or ("(",))
         results = []
         for pieces in ([text], cut(draw, text), list(text)):
-            parser = form.parser(tools_of(message) or TOOLS_GIVEN, "")
+            parser = form.parser(ToolUse(tools_of(message) or TOOLS_GIVEN), "")
             assert parser is not None
             results.append(parsed(parser, pieces))
         assert results[0] == results[1] == results[2], (text, again(name))
@@ -69,7 +70,7 @@ def test_damaged(name: str) -> None:
 )
 def test_text_without_calls_is_content(name: str) -> None:
     for text in ("", " ", "plain", "{", "[", "[x](y)", '{"a": 1}', "f(x) < 3 <tool", "[f(x) for x in y]", "\n\n a \n"):
-        parser = FORMATS[name].parser(TOOLS_GIVEN, "")
+        parser = FORMATS[name].parser(ToolUse(TOOLS_GIVEN), "")
         assert parser is not None
         assert parsed(parser, list(text)) == ([Content(text)] if text else [])
 
@@ -78,7 +79,7 @@ def test_what_breaks_off() -> None:
     """A call that has begun ends at the first wrong character, and what follows is content."""
 
     def events(text: str) -> list[Event]:
-        parser = FORMATS["hermes"].parser(TOOLS_GIVEN, "")
+        parser = FORMATS["hermes"].parser(ToolUse(TOOLS_GIVEN), "")
         assert parser is not None
         return parsed(parser, [text])
 
@@ -92,7 +93,7 @@ def test_what_breaks_off() -> None:
 
 
 def test_markers_are_held_back_only_while_they_can_be_one() -> None:
-    parser = FORMATS["hermes"].parser(TOOLS_GIVEN, "")
+    parser = FORMATS["hermes"].parser(ToolUse(TOOLS_GIVEN), "")
     assert parser is not None
     assert parser.feed("a <tool") == [Content("a")]
     assert parser.feed("box>") == [Content(" <toolbox>")]
@@ -144,7 +145,7 @@ def check_linear(name: str, size: int) -> None:
     form = FORMATS[name]
 
     def make() -> Parser:
-        parser = form.parser(TOOLS_GIVEN, "")
+        parser = form.parser(ToolUse(TOOLS_GIVEN), "")
         assert parser is not None
         return parser
 
@@ -174,6 +175,6 @@ def test_a_megabyte(name: str) -> None:
     for pattern in PATTERNS:
         text = hostile(form, pattern, 1 << 20)
         for size in (len(text), 64):
-            parser = form.parser(TOOLS_GIVEN, "")
+            parser = form.parser(ToolUse(TOOLS_GIVEN), "")
             assert parser is not None
             well_formed(parsed(parser, (text[begin : begin + size] for begin in range(0, len(text), size))))

@@ -18,9 +18,10 @@ from ingot.serve.parsers.output_parser import OutputFormat
 from ingot.serve.parsers.reasoning import ReasoningForm
 from ingot.serve.parsers.reasoning_formats import REASONING_FORMATS
 from ingot.serve.parsers.tool_formats import TOOL_FORMATS
+from ingot.serve.parsers.tool_use import ToolUse
 
 # Formats of the table that are equal to one with a renderer.
-SAME = {"glm47": "glm45", "mimo": "qwen3_coder", "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder"}
+SAME = {"mimo": "qwen3_coder", "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder"}
 MESSAGES = 200
 
 
@@ -68,7 +69,7 @@ def check(draw: random.Random, tools: str | None, reasoning: str | None) -> None
     text = rendered(message, tools, reasoning, begun=begun)
     events = []
     for pieces in ([text], cut(draw, text)):
-        parser = form.parser(functions, prompt)
+        parser = form.parser(ToolUse(functions), prompt)
         assert parser is not None
         events.append(parsed(parser, pieces))
     assert events[0] == events[1], (text, again(tools or reasoning))

@@ -144,3 +144,13 @@ def grammar_fields(draw: random.Random) -> dict[str, Any]:
                 ]
             )
             return {"structural_tag": json.dumps({"type": "structural_tag", "format": outer})}
+
+
+def function_schema(draw: random.Random) -> dict[str, Any]:
+    """Return the schema of a function's arguments; some are damaged, or take long."""
+    kind = draw.random()
+    some = schema(draw) if kind < 0.7 else _damaged(draw) if kind < 0.95 else _bomb(draw)
+    if isinstance(some, dict) and some.get("type") == "object":
+        return some
+    definitions = some.get("$defs", {}) if isinstance(some, dict) else {}
+    return {"type": "object", "properties": {"a": some}, "required": ["a"], "$defs": definitions}

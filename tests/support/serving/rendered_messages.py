@@ -83,11 +83,15 @@ def dsml(section: str) -> Renderer:
     return around(f"\n\n<｜DSML｜{section}>\n", one, f"</｜DSML｜{section}>")
 
 
-def glm(_index: int, name: str, arguments: dict[str, Any]) -> str:
-    values = "".join(
-        f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n" for key, value in arguments.items()
-    )
-    return f"\n<tool_call>{name}\n{values}</tool_call>"
+def glm(newline: str) -> Renderer:
+    def one(_index: int, name: str, arguments: dict[str, Any]) -> str:
+        values = "".join(
+            f"<arg_key>{key}</arg_key>{newline}<arg_value>{as_text(value)}</arg_value>{newline}"
+            for key, value in arguments.items()
+        )
+        return f"{newline}<tool_call>{name}{newline}{values}</tool_call>"
+
+    return around("", one, "")
 
 
 def pythonic(_index: int, name: str, arguments: dict[str, Any]) -> str:
@@ -145,7 +149,8 @@ TOOLS: dict[str, Renderer] = {
     "gemma4": gemma_calls("<|tool_call>", "<tool_call|>", '<|"|>'),
     "gigachat3": objects("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
     "glm4": around("", lambda _index, name, arguments: f"\n{name}\n{dumps(arguments)}", ""),
-    "glm45": around("", glm, ""),
+    "glm45": glm("\n"),
+    "glm47": glm(""),
     "granite": listed("<|tool_call|>"),
     "granite-20b-fc": objects("<function_call> ", "", " "),
     "granite4": objects("<tool_call>\n", "\n</tool_call>"),

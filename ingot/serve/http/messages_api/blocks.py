@@ -3,11 +3,12 @@
 from typing import Any
 
 from ingot.runtime.chat.messages import Message
-from ingot.serve.http.chat_tools import calls_allowed, read_tools
+from ingot.serve.http.chat_tools import read_tools, tool_use
 from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.tool_use import ToolUse
 
+_CHOICES = ("auto", "none", "any", "tool")
 ROLES = ("user", "assistant", "system")
 TEXT_FIELDS = {"text": "text"}
 _ONLY_TEXT = "this model reads text only; leave the block out"
@@ -70,19 +71,23 @@ def _result(block: dict[str, Any], where: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def read_anthropic_tools(given: list[Any] | None, choice: dict[str, Any] | None) -> tuple[list[Any] | None, Tools]:
-    """Return a request's tools in the form of chats, and their functions by name; (None, {}) if none may be called.
+def read_anthropic_tools(
+    given: list[Any] | None, choice: dict[str, Any] | None, *, has_grammar: bool
+) -> tuple[list[Any] | None, ToolUse]:
+    """Return a request's tools in the form of chats, None if none may be called, and how it may use them.
 
-    Raises HttpError 400 for malformed ones, for tools of Anthropic's servers, and for choices that force a call.
+    `has_grammar` is that of `tool_use`. Raises HttpError 400 for malformed tools or choices, and for tools of
+    Anthropic's servers.
     """
-    kind = None if choice is None else choice.get("type")
-    forced: object = (
-        {"any": "required", "tool": {"type": "function"}}.get(kind, kind) if isinstance(kind, str) else kind
-    )
-    allowed = calls_allowed(forced)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given or ())]
-    functions = read_tools(tools)
-    return (tools, functions) if allowed and tools else (None, {})
+    choice = choice or {}
+    kind = choice.get("type", "auto")
+    checked(400, "tool_choice.type", kind, kind in _CHOICES, ", ".join(f'"{one}"' for one in _CHOICES))
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    several = not choice.get("disable_parallel_tool_use")
+    forced = {"any": "required", "tool": named}.get(kind, kind)
+    use = tool_use(read_tools(tools), forced, several=several, has_grammar=has_grammar)
+    return (tools if use.functions else None), use
 
 
 def _tool(given: Any, where: str) -> dict[str, Any]:

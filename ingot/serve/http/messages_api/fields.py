@@ -13,7 +13,7 @@ from ingot.serve.http.extension_fields import ExtensionFields, sampling_fields
 from ingot.serve.http.messages_api.blocks import REASONS, TEXT_FIELDS, read_anthropic_tools, read_message
 from ingot.serve.http.response_formats import grammar_of
 from ingot.serve.http.sampling_fields import SamplingFields
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.tool_use import ToolUse
 
 _THINKS = ("enabled", "adaptive")
 
@@ -80,9 +80,9 @@ def sampling_of(fields: MessageFields) -> SamplingFields:
     return sampling
 
 
-def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions, Tools]:
-    """Return a request's messages in the form of chats, the options of the chat template, and the functions that the
-    model may call.
+def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions, ToolUse]:
+    """Return a request's messages in the form of chats, the options of the chat template, and the calls that the answer
+    may have.
 
     Consecutive messages of one role become one message. If the last message is the assistant's, the model continues it.
     Raises HttpError 400 for malformed messages or tools.
@@ -103,8 +103,9 @@ def conversation(fields: CountFields) -> tuple[list[Message], ChatOptions, Tools
     if fields.thinking is not None:  # the variable of most templates of models that can reason
         variables["enable_thinking"] = fields.thinking.get("type") in _THINKS
     variables |= fields.chat_template_kwargs or {}
-    tools, functions = read_anthropic_tools(fields.tools, fields.tool_choice)
-    return made, ChatOptions(not continues, continues, tools, variables), functions
+    has_grammar = fields.structured_outputs is not None
+    tools, use = read_anthropic_tools(fields.tools, fields.tool_choice, has_grammar=has_grammar)
+    return made, ChatOptions(not continues, continues, tools, variables), use
 
 
 def _joined(first: Message, second: Message) -> Message:

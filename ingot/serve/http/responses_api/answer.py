@@ -172,7 +172,7 @@ class ResponseWriter(TypedAnswer):
             store=self._store is not None,
             temperature=params.temperature,
             text={"format": (fields.text or {}).get("format") or {"type": "text"}},
-            tool_choice="none" if fields.tool_choice == "none" else "auto",
+            tool_choice=fields.tool_choice or "auto",
             tools=fields.tools or [],
             top_logprobs=fields.top_logprobs or 0,
             top_p=params.top_p,

@@ -3,10 +3,10 @@
 from typing import Any
 
 from ingot.runtime.chat.messages import Message
-from ingot.serve.http.chat_tools import calls_allowed, read_tools
+from ingot.serve.http.chat_tools import read_tools, tool_use
 from ingot.serve.http.content_text import content_text
 from ingot.serve.http.errors import HttpError, checked
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.tool_use import ToolUse
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -81,15 +81,19 @@ def _add(turn: Message, part: Message, *, whole: bool) -> bool:
     return True
 
 
-def read_response_tools(given: list[Any] | None, choice: Any) -> tuple[list[Any] | None, Tools]:
-    """Return a request's tools in the form of chats, and their functions by name; (None, {}) if none may be called.
+def read_response_tools(
+    given: list[Any] | None, choice: Any, *, several: bool, has_grammar: bool
+) -> tuple[list[Any] | None, ToolUse]:
+    """Return a request's tools in the form of chats, None if none may be called, and how it may use them.
 
-    Raises HttpError 400 for malformed ones, for tools of OpenAI's servers, and for choices that force a call.
+    The other arguments are those of `tool_use`. Raises HttpError 400 for malformed tools or choices, and for tools of
+    OpenAI's servers.
     """
-    allowed = calls_allowed(choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given or ())]
-    functions = read_tools(tools)
-    return (tools, functions) if allowed and tools else (None, {})
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    use = tool_use(read_tools(tools), choice, several=several, has_grammar=has_grammar)
+    return (tools if use.functions else None), use
 
 
 def _tool(given: Any, where: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[Any]
     top_logprobs: int
     top_p: float

@@ -16,7 +16,7 @@ from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, 
 from ingot.serve.http.beam_search import request_params
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
-from ingot.serve.http.chat_tools import calls_allowed, read_tools
+from ingot.serve.http.chat_tools import read_tools, refusals_of_tools, tool_use
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.event_stream import Answer, event
 from ingot.serve.http.generation import Generation
@@ -24,7 +24,7 @@ from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logpro
 from ingot.serve.http.parsed_deltas import DeltaToolCall, MessagePart, ParsedMessage, ToolCall
 from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room
 from ingot.serve.http.serving import Serving, serving_of
-from ingot.serve.parsers.machine import Tools
+from ingot.serve.parsers.tool_use import ToolUse
 
 router = APIRouter()
 _encode = msgspec.json.Encoder().encode
@@ -119,20 +119,21 @@ async def create_chat_completion(request: Request) -> Response:
     fields = await read_fields(request, ChatFields, serving.options)
     model_name = serving.model_name(fields.model)
     _check(fields)
-    tools = _tools(fields, serving)
-    prompt = await chat_prompt(request, serving, fields.messages, _chat_options(fields, tools), fields)
-    answer = _ChatAnswer(answer_id("chatcmpl", request, fields), model_name, fields, prompt, tools)
-    return await respond(request, answer.generation(serving), answer, stream=fields.stream)
+    use = _tool_use(fields, serving)
+    prompt = await chat_prompt(request, serving, fields.messages, _chat_options(fields, use), fields)
+    answer = _ChatAnswer(answer_id("chatcmpl", request, fields), model_name, fields, prompt, use)
+    with refusals_of_tools(use):
+        return await respond(request, answer.generation(serving), answer, stream=fields.stream)
 
 
 class _ChatAnswer(Answer):
     """Writes the answer to a checked request: whole, or as events."""
 
-    def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt, tools: Tools) -> None:
+    def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt, use: ToolUse) -> None:
         self._id, self._model_name, self._created = answer_id, model_name, int(time.time())
         self._fields, self._prompt, self._stream = fields, prompt, stream_options(fields)
         self._top = (fields.top_logprobs or 0) if fields.logprobs else None
-        self._tools = tools
+        self._use = use
         self._messages: dict[int, ParsedMessage] = {}  # by the index of the choice, those that have begun
 
     def generation(self, serving: Serving) -> Generation:
@@ -140,7 +141,7 @@ class _ChatAnswer(Answer):
         fields, model = self._fields, serving.llm.model
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         self._form = serving.chat_form
-        sampling = self._form.sampling(fields, self._new_message())
+        sampling = self._form.sampling(fields, self._prompt, self._use, continues=bool(fields.continue_final_message))
         room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
         params = request_params(sampling, model.defaults, max_tokens=room, logprobs=self._top)
         streams, rank = bool(fields.stream), fields.priority or 0
@@ -209,7 +210,7 @@ class _ChatAnswer(Answer):
             delta.index,
             message,
             self._logprobs(delta),
-            parsed.finish_reason(delta),
+            self._finish_reason(delta, parsed),
             delta.stop_reason,
             delta.token_ids if self._fields.return_token_ids else None,
         )
@@ -218,10 +219,9 @@ class _ChatAnswer(Answer):
         fields = self._fields
         return self._form.new_message(
             self._prompt,
-            self._tools,
+            self._use,
             continues=bool(fields.continue_final_message),
             with_reasoning=fields.include_reasoning is not False,
-            several=fields.parallel_tool_calls is not False,
         )
 
     def _message(self, index: int) -> ParsedMessage:
@@ -229,6 +229,11 @@ class _ChatAnswer(Answer):
         if index not in self._messages:
             self._messages[index] = self._new_message()
         return self._messages[index]
+
+    def _finish_reason(self, delta: Delta, parsed: ParsedMessage) -> str | None:
+        """Return why a message has ended. A call of the function that the request names ends with "stop", as OpenAI's
+        does; https://github.com/vllm-project/vllm/pull/25054 has its answers."""
+        return delta.finish_reason if self._use.named else parsed.finish_reason(delta)
 
     def _shows(self, delta: Delta, parsed: ParsedMessage, part: MessagePart) -> bool:
         """Return whether a delta makes a chunk. Without anything new for the client, it makes none."""
@@ -242,7 +247,7 @@ class _ChatAnswer(Answer):
             delta.index,
             DeltaMessage(None, content, reasoning, reasoning, part.calls or None),
             self._logprobs(delta),
-            parsed.finish_reason(delta),
+            self._finish_reason(delta, parsed),
             delta.token_ids if self._fields.return_token_ids else None,
             delta.stop_reason,
         )
@@ -271,15 +276,15 @@ def _check(fields: ChatFields) -> None:
         raise HttpError(400, "this model makes text only; leave audio and modalities out", param="modalities")
 
 
-def _tools(fields: ChatFields, serving: Serving) -> Tools:
-    """Return the functions that the model may call; none with tool_choice "none". Raises HttpError."""
-    given = read_tools(fields.tools or ())
-    tools = given if calls_allowed(fields.tool_choice) else {}
-    serving.check_tools(tools)
-    return tools
+def _tool_use(fields: ChatFields, serving: Serving) -> ToolUse:
+    """Return the calls that the message may have; none with tool_choice "none". Raises HttpError."""
+    several, has_grammar = fields.parallel_tool_calls is not False, fields.structured_outputs is not None
+    use = tool_use(read_tools(fields.tools or ()), fields.tool_choice, several=several, has_grammar=has_grammar)
+    serving.check_tools(use)
+    return use
 
 
-def _chat_options(fields: ChatFields, tools: Tools) -> ChatOptions:
+def _chat_options(fields: ChatFields, use: ToolUse) -> ChatOptions:
     continues = bool(fields.continue_final_message)
     begins = fields.add_generation_prompt
     variables: dict[str, Any] = {}
@@ -287,5 +292,5 @@ def _chat_options(fields: ChatFields, tools: Tools) -> ChatOptions:
         variables["reasoning_effort"] = fields.reasoning_effort
     variables |= fields.chat_template_kwargs or {}
     return ChatOptions(
-        not continues if begins is None else begins, continues, fields.tools if tools else None, variables
+        not continues if begins is None else begins, continues, fields.tools if use.functions else None, variables
     )

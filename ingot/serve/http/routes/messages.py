@@ -7,6 +7,7 @@ from starlette.responses import Response
 from ingot.serve.http.answers import json_response, respond
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
+from ingot.serve.http.chat_tools import refusals_of_tools
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.messages_api.answer import MessageWriter
 from ingot.serve.http.messages_api.fields import (
@@ -29,23 +30,24 @@ async def create_message(request: Request) -> Response:
     fields = await read_fields(request, MessageFields, serving.options)
     model_name = serving.model_name(fields.model)
     check_supported(fields, reasons=serving.chat_form.output.reasoning is not None)
-    messages, options, tools = conversation(fields)
-    serving.check_tools(tools)
+    messages, options, use = conversation(fields)
+    serving.check_tools(use)
     sampling = sampling_of(fields)
     prompt = await chat_prompt(request, serving, messages, options, sampling)
-    several = not (fields.tool_choice or {}).get("disable_parallel_tool_use")
-    message = serving.chat_form.new_message(prompt, tools, continues=options.continue_final_message, several=several)
-    sampling = serving.chat_form.sampling(sampling, message)
+    continues = options.continue_final_message
+    message = serving.chat_form.new_message(prompt, use, continues=continues)
     model = serving.llm.model
     room = room_up_to(fields.max_tokens, len(prompt.token_ids), model.max_seq_len, "max_tokens")
-    params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=None)
-    streams, rank = bool(fields.stream), fields.priority or 0
-    generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
-    request_id: str = request.state.request_id
-    writer = MessageWriter(
-        f"msg_{request_id}", request_id, model_name, generation, message, full_length=room < fields.max_tokens
-    )
-    return await respond(request, generation, writer, stream=streams)
+    with refusals_of_tools(use):
+        sampling = serving.chat_form.sampling(sampling, prompt, use, continues=continues)
+        params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=None)
+        streams, rank = bool(fields.stream), fields.priority or 0
+        generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
+        request_id: str = request.state.request_id
+        writer = MessageWriter(
+            f"msg_{request_id}", request_id, model_name, generation, message, full_length=room < fields.max_tokens
+        )
+        return await respond(request, generation, writer, stream=streams)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountFields))
@@ -55,7 +57,7 @@ async def count_tokens(request: Request) -> Response:
     fields = await read_fields(request, CountFields, serving.options)
     serving.model_name(fields.model)
     check_supported(fields, reasons=serving.chat_form.output.reasoning is not None)
-    messages, options, tools = conversation(fields)
-    serving.check_tools(tools)
+    messages, options, use = conversation(fields)
+    serving.check_tools(use)
     prompt = await serving.llm.render(messages, options)
     return json_response({"input_tokens": len(prompt.token_ids)})

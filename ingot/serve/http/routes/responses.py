@@ -12,6 +12,7 @@ from ingot.runtime.prompt import Prompt
 from ingot.serve.http.answers import json_response, respond
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt
+from ingot.serve.http.chat_tools import refusals_of_tools
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.generation import Generation
 from ingot.serve.http.responses_api.answer import ResponseWriter
@@ -20,6 +21,7 @@ from ingot.serve.http.responses_api.input_items import input_messages, read_resp
 from ingot.serve.http.responses_api.truncation import drop_oldest_turns
 from ingot.serve.http.sampling_fields import room_up_to, sampling_params
 from ingot.serve.http.serving import Serving, serving_of
+from ingot.serve.parsers.tool_use import ToolUse
 
 router = APIRouter()
 
@@ -31,21 +33,20 @@ async def create_response(request: Request) -> Response:
     fields = await read_fields(request, ResponseFields, serving.options)
     model_name = serving.model_name(fields.model)
     check_supported(fields)
-    tools, functions = read_response_tools(fields.tools, fields.tool_choice)
-    serving.check_tools(functions)
+    tools, use = _tool_use(fields, serving)
     messages, prompt = await _prompt(request, serving, fields, tools)
-    several = fields.parallel_tool_calls is not False
-    message = serving.chat_form.new_message(prompt, functions, continues=False, several=several)
-    sampling = serving.chat_form.sampling(sampling_of(fields), message)
+    message = serving.chat_form.new_message(prompt, use, continues=False)
     model = serving.llm.model
     room = room_up_to(fields.max_output_tokens, len(prompt.token_ids), model.max_seq_len, "max_output_tokens")
     logprobs = (fields.top_logprobs or 0) if LOGPROBS in (fields.include or ()) else None
-    params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=logprobs)
-    streams, rank = bool(fields.stream), fields.priority or 0
-    generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
-    store = serving.responses if fields.store is not False and serving.responses.enabled else None
-    writer = ResponseWriter(fields, model_name, message, messages, generation, params, store, request.state.tenant)
-    return await respond(request, generation, writer, stream=streams)
+    with refusals_of_tools(use):
+        sampling = serving.chat_form.sampling(sampling_of(fields), prompt, use, continues=False)
+        params = sampling_params(sampling, model.defaults, max_tokens=room, logprobs=logprobs)
+        streams, rank = bool(fields.stream), fields.priority or 0
+        generation = Generation(serving, [prompt], [params], stream=streams, priority=rank, model=fields.model)
+        store = serving.responses if fields.store is not False and serving.responses.enabled else None
+        writer = ResponseWriter(fields, model_name, message, messages, generation, params, store, request.state.tenant)
+        return await respond(request, generation, writer, stream=streams)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponseFields))
@@ -55,8 +56,7 @@ async def count_input_tokens(request: Request) -> Response:
     fields = await read_fields(request, ResponseFields, serving.options)
     serving.model_name(fields.model)
     check_supported(fields)
-    tools, functions = read_response_tools(fields.tools, fields.tool_choice)
-    serving.check_tools(functions)
+    tools, _ = _tool_use(fields, serving)
     _, prompt = await _prompt(request, serving, fields, tools)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
@@ -78,6 +78,14 @@ async def delete_response(request: Request, response_id: str) -> Response:
     if not serving_of(request).responses.delete(request.state.tenant, response_id):
         raise _not_found(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+def _tool_use(fields: ResponseFields, serving: Serving) -> tuple[list[Any] | None, ToolUse]:
+    """Return a request's tools in the form of chats, and how it may use them. Raises HttpError."""
+    several, has_grammar = fields.parallel_tool_calls is not False, fields.structured_outputs is not None
+    tools, use = read_response_tools(fields.tools, fields.tool_choice, several=several, has_grammar=has_grammar)
+    serving.check_tools(use)
+    return tools, use
 
 
 async def _prompt(
