@@ -9,8 +9,8 @@ import pytest
 from command_world import write_checkpoint
 from http_server import HttpServer
 from pooling_artifacts import write_pooling_artifacts
-from scripted_chat import MakeChat, chat_maker
-from thread_server import EngineThread
+from scripted_chat import TOOLS_TEMPLATE, MakeChat, chat_maker
+from thread_server import EngineThread, ThreadServer, thread_server
 
 from ingot.serve.engine import client
 
@@ -52,6 +52,17 @@ def engine_thread() -> Iterator[type[EngineThread]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_process", EngineThread)
         yield EngineThread
+
+
+@pytest.fixture(scope="module")
+def tools_server(
+    engine_thread: type[EngineThread], chat_artifact: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ThreadServer]:
+    """A server of the tiny model, in threads, with a chat template that has tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "chat.jinja").write_text(TOOLS_TEMPLATE)
+    with thread_server(chat_artifact, folder, tcp=True, chat_template=folder / "chat.jinja") as server:
+        yield server
 
 
 @pytest.fixture

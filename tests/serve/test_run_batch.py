@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from http_server import until
+from scripted_chat import TOOLS_TEMPLATE
 from thread_server import EngineThread
 
 from ingot import AsyncLLM
@@ -65,6 +66,22 @@ def test_answers_come_in_the_order_of_the_requests(
     assert bodies[0]["id"] == f"cmpl-{answers[0]['response']['request_id']}" and bodies[0]["model"] == "tiny"
     assert bodies[6]["choices"][0]["message"]["role"] == "assistant" and bodies[7]["count"] == 3
     assert bodies[8]["object"] == "response" and bodies[8]["status"] in ("completed", "incomplete")
+
+
+def test_calls_that_a_line_forces(chat_artifact: Path, tmp_path: Path) -> None:
+    template, folder = tmp_path / "chat.jinja", tmp_path / "files"
+    template.write_text(TOOLS_TEMPLATE)
+    folder.mkdir()
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "parallel_tool_calls": False}
+    content = [
+        request("good", "/v1/chat/completions", **chat, tools=tools, tool_choice="required"),
+        request("bad", "/v1/chat/completions", **chat, tool_choice="required"),
+    ]
+    code, (good, bad) = batch(folder, chat_artifact, content, "--chat-template", str(template))
+    (call,) = good["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert code == DONE and (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", {})
+    assert bad["response"]["status_code"] == 400 and "send tools" in bad["response"]["body"]["error"]["message"]
 
 
 BAD: list[tuple[Any, str]] = [

@@ -22,6 +22,12 @@ TEMPLATE = """\
 {%- for message in messages %}{{ message.role }}: {{ message.content or "" }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | items | list }}{% endfor %}
 {%- endfor %}{# <think></think> #}{% if add_generation_prompt %}assistant: {% endif %}"""
+# It writes tools into the prompt, and has the marker of Hermes' calls.
+TOOLS_TEMPLATE = """\
+{%- for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}
+{%- for message in messages %}{{ message.role }}: {{ message.content or "" }}
+{%- for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}
+{%- endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 HI = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TEXT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
