@@ -18,12 +18,15 @@ from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.grammar.params import FAILED
 from ingot.runtime.request import End, Request
 
-# Threads that compute masks. A mask takes some 50 us, and a step has few hundred of them.
-_MAX_THREADS = 16
+_MAX_THREADS = 16  # that compute masks
+# Most masks take some 5 us, and a few take milliseconds. To hand masks over to threads and to wait takes 0.5 to 3 ms,
+# most of it to wake the threads. So a step's masks are computed by this thread for so long, and by threads after: usually
+# only those of more than 64 sequences.
+_ALONE_SECONDS = 1e-3
 
 
 class Masks:
-    """Computes the masks of steps, in parallel threads without the interpreter's lock.
+    """Computes the masks of steps, by parallel threads if one thread would take long.
 
     The results are valid until the next call of `fill`. In a serving loop, the ending of a step has then run.
 
@@ -86,13 +89,13 @@ class Masks:
         the last sequences are left out until the next step.
         """
         found: list[Request] = []
-        begin = time.thread_time()
+        begin = time.perf_counter()
         for request, _ in masked:
             if request.end is not None or request.matcher is None:
                 continue
             if request.matcher.look_ahead(len(request.output_ids), most, self._exists):
                 found.append(request)
-                if time.thread_time() - begin > FAST_SECONDS:
+                if time.perf_counter() - begin > FAST_SECONDS:
                     break
         return found
 
@@ -114,11 +117,16 @@ class Masks:
                 if (taken := time.thread_time() - begin) > FAST_SECONDS:
                     one.seconds += taken
                     self._slow = True
-        elif working:
-            pairs = [(one.backend, place) for place, one in working]
-            begin = time.perf_counter()
-            self._executor.unsafe_compute_mask_ptr(pairs, address, size, self._computed.shape[0])
-            self._slow = time.perf_counter() - begin > FAST_SECONDS
+            return
+        begin = last = time.perf_counter()
+        for done, (place, one) in enumerate(working):
+            if last - begin > _ALONE_SECONDS and done < len(working) - 1:
+                left = [(one.backend, place) for place, one in working[done:]]
+                self._executor.unsafe_compute_mask_ptr(left, address, size, self._computed.shape[0])
+                break
+            one.backend.unsafe_compute_mask_ptr(address + place * size, size)
+            last = time.perf_counter()
+        self._slow = time.perf_counter() - begin > FAST_SECONDS
 
     def _exists(self, token: int) -> bool:
         return token < self._vocab_size and token not in self._surplus

@@ -343,15 +343,16 @@ def test_tokens_that_the_model_does_not_have_are_not_forced(sequence: Any, token
 
 def test_slow_grammars_are_looked_at_less(sequence: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
-    monkeypatch.setattr("ingot.runtime.grammar.matcher.time.thread_time", lambda: next(clock) * 2 * FAST_SECONDS)
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(f"ingot.runtime.grammar.matcher.time.{name}", lambda: next(clock) * 2 * FAST_SECONDS)
     one = sequence(StructuredOutputsParams(choice=["0123456789"]))
     one.matcher.look_ahead(0, 8, lambda token: True)
     assert len(one.matcher.forced(0)) == 1, "the time is over"
-    assert one.matcher.seconds == 2 * FAST_SECONDS and not one.matcher.error
+    assert one.matcher.seconds == 0, "a busy machine may be the reason; the next time, only this thread's time counts"
     for _ in range(3):
         one.output_ids += one.matcher.forced(len(one.output_ids))
         one.matcher.look_ahead(len(one.output_ids), 8, lambda token: True)
-    assert one.matcher.seconds == pytest.approx(4 * 2 * FAST_SECONDS)
+    assert one.matcher.seconds == pytest.approx(3 * 2 * FAST_SECONDS) and not one.matcher.error
 
 
 @pytest.mark.parametrize("turn", range(8))
