@@ -20,8 +20,8 @@ from ingot.runtime.request import End, Request
 
 _MAX_THREADS = 16  # that compute masks
 # Most masks take some 5 us, and a few take milliseconds. To hand masks over to threads and to wait takes 0.5 to 3 ms,
-# most of it to wake the threads. So a step's masks are computed by this thread for so long, and by threads after: usually
-# only those of more than 64 sequences.
+# most of it to wake the threads. So this thread computes the masks of a step for so long, and then threads compute the
+# rest: usually only in steps of more than 64 sequences.
 _ALONE_SECONDS = 1e-3
 
 
