@@ -1,8 +1,9 @@
 """Kernels of LoRA adapters: two matmuls of low rank, with the factors of each row's adapter.
 
 A step of few rows reads other factors in each row, and its time is that of launches. There, a program takes one row
-and a part of the factors. In a step with prompts, neighbouring rows have the same adapter, and a program takes a tile
-of rows. It computes the tile once for each adapter in it, with the rows of the others as zeros.
+and a part of the factors, which it loads while the previous kernel ends. In a step with prompts, neighbouring rows have
+the same adapter, and a program takes a tile of rows. It computes the tile once for each adapter in it, with the rows of
+the others as zeros.
 """
 
 import triton
@@ -29,18 +30,24 @@ def lora_shrink_rows(
     """
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     rank = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     slot = tl.load(slots + row).to(tl.int64)
+    factors = a + tl.maximum(slot, 0) * RANKS * K + rank[:, None] * K
+    k = tl.arange(0, BLOCK_K)
+    held = (rank < RANKS)[:, None] & (slot >= 0)
+    first = tl.load(factors + k[None, :], mask=held & (k < K)[None, :], other=0.0)
+    if DEPENDENT:
+        gdc_wait()
     total = tl.zeros((BLOCK_R, BLOCK_K), tl.float32)
     if slot >= 0:
-        factors = a + slot * RANKS * K + rank[:, None] * K
-        for start in tl.static_range(0, K, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            value = tl.load(x + row * X_ROW + k, mask=k < K, other=0.0).to(tl.float32)
-            held = (rank < RANKS)[:, None] & (k < K)[None, :]
-            total += tl.load(factors + k[None, :], mask=held, other=0.0).to(tl.float32) * value[None, :]
+        value = tl.load(x + row * X_ROW + k, mask=k < K, other=0.0).to(tl.float32)
+        total += first.to(tl.float32) * value[None, :]
+        for start in tl.static_range(BLOCK_K, K, BLOCK_K):
+            later = start + k
+            value = tl.load(x + row * X_ROW + later, mask=later < K, other=0.0).to(tl.float32)
+            factor = tl.load(factors + later[None, :], mask=held & (later < K)[None, :], other=0.0)
+            total += factor.to(tl.float32) * value[None, :]
     tl.store(out + row * RANKS + rank, tl.sum(total, 1), mask=rank < RANKS)
 
 
@@ -105,6 +112,19 @@ def _part(
 
 
 @triton.jit
+def _expanded(factor, down, r, held, R: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return the sums over the ranks `r` of factors [columns, ranks] times the shrunk values of one row.
+
+    `down` points to the shrunk values of the columns' part: one address with ALIGNED, else one for each column.
+    """
+    if ALIGNED:
+        shrunk = tl.load(down + r, mask=r < R, other=0.0)[None, :]
+    else:
+        shrunk = tl.load(down[:, None] + r[None, :], mask=held & (r < R)[None, :], other=0.0)
+    return tl.sum(factor.to(tl.float32) * shrunk, 1)
+
+
+@triton.jit
 def lora_expand_rows(
     y,
     shrunk,
@@ -134,23 +154,24 @@ def lora_expand_rows(
     """
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = tl.load(slots + row).to(tl.int64)
+    factors = b + tl.maximum(slot, 0) * N * R + n[:, None] * R
+    r = tl.arange(0, BLOCK_R)
+    held = (n < N)[:, None] & (slot >= 0)
+    first = tl.load(factors + r[None, :], mask=held & (r < R)[None, :], other=0.0)
+    if DEPENDENT:
+        gdc_wait()
     value = tl.load(y + row * Y_ROW + n, mask=n < N, other=0.0).to(tl.float32)
     if slot >= 0:
-        factors = b + slot * N * R + n[:, None] * R
         columns = tl.program_id(1) * BLOCK_N if ALIGNED else n
         down = shrunk + row * RANKS + _part(columns, END0, END1, END2, END3, END4, END5, END6) * R
-        for start in tl.static_range(0, R, BLOCK_R):
-            r = start + tl.arange(0, BLOCK_R)
-            held = (n < N)[:, None] & (r < R)[None, :]
-            factor = tl.load(factors + r[None, :], mask=held, other=0.0).to(tl.float32)
-            if ALIGNED:
-                value += tl.sum(factor * tl.load(down + r, mask=r < R, other=0.0)[None, :], 1)
-            else:
-                value += tl.sum(factor * tl.load(down[:, None] + r[None, :], mask=held, other=0.0), 1)
+        value += _expanded(first, down, r, held, R, ALIGNED)
+        for start in tl.static_range(BLOCK_R, R, BLOCK_R):
+            later = start + r
+            factor = tl.load(factors + later[None, :], mask=held & (later < R)[None, :], other=0.0)
+            value += _expanded(factor, down, later, held, R, ALIGNED)
     tl.store(out + row * N + n, value.to(out.dtype.element_ty), mask=n < N)
 
 

@@ -19,10 +19,11 @@ from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
-# Factors that a program holds at once: 32 numbers for each of 128 threads.
+# Factors that a program holds at once: 32 numbers for each of the 128 threads of 4 warps.
 _HELD = 4096
-# Columns of x that a program of one row reads at once.
-_COLUMNS = 1024
+# Ranks of a program of one row. It reads all columns at once, with up to 16 warps: reads that follow each other take as
+# long as a launch each.
+_RANKS, _MOST_WARPS = 4, 16
 # Rows of a tile, columns of x and of y that a program of a tile reads at once, and the most ranks.
 _TILE, _TILE_K, _TILE_N, _TILE_R = 64, 64, 128, 64
 # Parts of a merged linear: q, k, v, gate and up are 5.
@@ -51,13 +52,15 @@ def _shrink(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     constants = {"RANKS": ranks, "K": columns, "X_ROW": x.strides[0], "DEPENDENT": schedule.dependent}
     given = {"x": x, "slots": call.value("slots"), "a": a, "out": out}
     if _by_rows(schedule):
-        block_k = min(_COLUMNS, power_of_two(columns))
-        block_r = min(_HELD // block_k, power_of_two(ranks))
+        block_r = min(_RANKS, power_of_two(ranks))
+        warps = max(4, min(_MOST_WARPS, 4 * block_r * power_of_two(columns) // _HELD))
+        block_k = min(warps * _HELD // 4 // block_r, power_of_two(columns))
         schedule.launch(
             lora_shrink_rows,
             (rows, cdiv(ranks, block_r)),
             given,
             {**constants, "BLOCK_R": block_r, "BLOCK_K": block_k},
+            warps=warps,
             dependent=schedule.dependent,
         )
         return (out,)
