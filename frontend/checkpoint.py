@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ingot.frontend.checkpoint_files import CONFIG, CONVERT, PICKLE_SUFFIXES, TOKENIZER_FILES, name_files
-from ingot.frontend.quantized_checkpoints import find_reader
+from ingot.frontend.quantized.readers import find_reader
+from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.frontend.tensor_files import read_tensors
 from ingot.ir.artifact.digest import digest_files
@@ -34,6 +35,8 @@ class Checkpoint:
     tensors           tensor name -> location. Tensors of the checkpoints in `others` are named "ALIAS:NAME".
     tokenizer_files   file name -> path
     others            alias -> further checkpoint, such as "draft" -> the checkpoint of a draft model
+    quantized         for a checkpoint with quantized weights: its weights by name, and how they are made; None: the
+                      weights are `tensors`
 
     Python code of the checkpoint is never imported.
     """
@@ -43,6 +46,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     tokenizer_files: Mapping[str, Path]
     others: Mapping[str, "Checkpoint"] = field(default_factory=dict)
+    quantized: Logical | None = None
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -55,7 +59,12 @@ class Checkpoint:
         folder = _folder(path)
         config = read_config(folder)
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
-        return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
+        tensors = MappingProxyType(read_tensors(folder))
+        made = Checkpoint(folder, config, tensors, MappingProxyType(tokenizer_files))
+        reader = find_reader(config, str(folder / CONFIG))
+        if reader is None:
+            return made
+        return replace(made, quantized=reader(Stored(tensors, made.read, str(folder))))
 
     def with_others(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
         """Return a copy of this checkpoint with the tensors of further checkpoints, such as a draft model's.
@@ -63,7 +72,20 @@ class Checkpoint:
         `others` maps aliases, such as "draft", to checkpoints. Their tensors are named "ALIAS:NAME".
         """
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
-        return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
+        logical = None
+        if any(one.quantized is not None for one in (self, *others.values())):
+            logical = self.logical.with_others({alias: one.logical for alias, one in others.items()})
+        return replace(
+            self,
+            tensors=MappingProxyType({**self.tensors, **theirs}),
+            others=MappingProxyType({**others}),
+            quantized=logical,
+        )
+
+    @property
+    def logical(self) -> Logical:
+        """Return the weights of the checkpoint by name, as if none were quantized, and how those that are are made."""
+        return self.quantized or Logical(self.tensors)
 
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor as a view of the mapped file. Do not write to it.

@@ -39,6 +39,9 @@ def check_totality(
 ) -> None:
     """Check that the model uses or ignores every tensor of the checkpoint, and that no needed tensor is missing.
 
+    Of a checkpoint with quantized weights, a weight counts as one tensor of its shape. Tensors that store no weight
+    count by themselves.
+
     consumed        names of the tensors from which the model's parameters are made
     ignored_rules   regular expressions of the names of ignored tensors; each must match a whole name
     expected        tensor name -> the shape that it must have
@@ -48,7 +51,7 @@ def check_totality(
 
     Raises one CheckpointError for all tensors that are missing, extra, or of a wrong shape or dtype.
     """
-    problems = unfit_tensors(checkpoint.tensors, consumed, ignored_rules, expected, floating, spelled)
+    problems = unfit_tensors(checkpoint.logical.tensors, consumed, ignored_rules, expected, floating, spelled)
     if problems:
         raise CheckpointError(
             "the checkpoint's tensors do not fit the model that its config.json describes\n" + "\n".join(problems),

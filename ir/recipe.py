@@ -16,6 +16,7 @@ from ingot.ir.formats import dequantize as dequantized
 from ingot.ir.formats import find_format
 from ingot.ir.formats import quantize as quantized
 from ingot.ir.mesh import Rank
+from ingot.ir.stored.elements import STORED_STEPS
 from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 
@@ -249,9 +250,8 @@ def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.T
 
 
 def _dequantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> torch.Tensor:
-    weight, scales, zeros = [*args, None, None][:3]
-    assert weight is not None
-    return dequantized(weight, scales, zeros, find_format(str(attrs["format"])))
+    format = find_format(str(attrs["format"]))
+    return dequantized(dict(zip(format.parts, args, strict=True)), format)
 
 
 Step = Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]
@@ -274,6 +274,7 @@ STEPS: dict[str, Step] = {
     "quantize": lambda args, attrs: quantized(args[0], find_format(str(attrs["format"]))),
     "dequantize": _dequantize,
     "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
+    **STORED_STEPS,
 }
 
 
@@ -387,7 +388,7 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
 def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
     """Return recipes that make the stored parts of a quantized matrix, by part name.
 
-    The parts are "weight", and "scales" and "zeros" if the format has them. `format` is a format's name, such as
+    The parts are "weight", and others such as "scales" if the format has them. `format` is a format's name, such as
     "int4_g32". If all recipes are executed with one `memo`, the matrix is quantized once.
     """
     step = _recipe("quantize", recipe, format=format)
@@ -397,6 +398,7 @@ def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
     """Return a recipe that dequantizes a matrix to float32. A lossless format keeps the matrix's dtype.
 
-    `parts` maps "weight", and "scales" and "zeros" if the format has them, to recipes. `format` is the format's name.
+    `parts` maps the names of the format's parts, such as "weight" and "scales", to recipes. `format` is the format's
+    name.
     """
     return _recipe("dequantize", *(parts[name] for name in find_format(format).parts), format=format)

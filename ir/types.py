@@ -34,6 +34,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
     "f64": torch.float64,
     "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+    "f8e8m0": torch.float8_e8m0fnu,
     "i8": torch.int8,
     "u8": torch.uint8,
     "i32": torch.int32,

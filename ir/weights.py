@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.formats import Format, find_format
+from ingot.ir.formats import PARTS, Format, find_format
 from ingot.ir.ops import Op, op_of
 from ingot.ir.program import Program, named_arguments
 
@@ -16,7 +16,7 @@ from ingot.ir.program import Program, named_arguments
 class StoredWeight:
     """The weight of a matmul, in any storage format.
 
-    `parts` maps "weight" to its node, and "scales" and "zeros" too if the format has them.
+    `parts` maps the names of the format's parts, such as "weight" and "scales", to their nodes.
     """
 
     format: Format
@@ -38,8 +38,9 @@ class Matmul:
         """
         if self.weight.format.name == "plain":
             return ops.linear, _trimmed([self.x, self.weight.parts["weight"], self.bias]), {}
-        parts = [self.weight.parts.get(part) for part in ("weight", "scales", "zeros")]
-        return ops.quant_linear, _trimmed([self.x, *parts, self.bias]), {"format": self.weight.format.name}
+        weight, scales, zeros, *others = [self.weight.parts.get(part) for part in PARTS]
+        args = [self.x, weight, scales, zeros, self.bias, *others]
+        return ops.quant_linear, _trimmed(args), {"format": self.weight.format.name}
 
 
 def matmul_of(node: fx.Node) -> Matmul | None:
@@ -50,6 +51,14 @@ def matmul_of(node: fx.Node) -> Matmul | None:
     bound = named_arguments(node)
     format = find_format(bound.get("format", "plain"))
     return Matmul(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
+
+
+def part_name(weight: str, part: str) -> str:
+    """Return the name of the param that stores one part of a param `weight`, as in GPTQ and AWQ.
+
+    layers.0.mlp.up.weight becomes layers.0.mlp.up.qweight, layers.0.mlp.up.scales and so on.
+    """
+    return f"{weight.removesuffix('.weight')}.{'qweight' if part == 'weight' else part}"
 
 
 def linear_sources(program: Program) -> frozenset[str]:

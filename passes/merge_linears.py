@@ -1,6 +1,6 @@
 """merge-linears: merges linears that read the same value, and concatenates their weights by recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -8,16 +8,24 @@ from torch import fx
 
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import VerifyError
+from ingot.ir.formats import SHARED_PARTS, Format, named
 from ingot.ir.mesh import Mesh
 from ingot.ir.program import ParamSpec, tensor_type
-from ingot.ir.recipe import Recipe, concat, shard
+from ingot.ir.recipe import Recipe, concat, repeat, shard
 from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
 from ingot.ir.weights import Matmul, StoredWeight, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
 # The tensors of linears that are concatenated along axis 0, the outputs, with their plurals for messages.
-_PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"}
+_PLURALS = {
+    "weight": "weights",
+    "scales": "scales",
+    "zeros": "zeros",
+    "offsets": "offsets",
+    "outer": "outer scales",
+    "bias": "biases",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class MergeLinears(Pass):
                 groups.setdefault((matmul.x, matmul.bias is None), []).append(node)
         for linears in groups.values():
             if len(linears) > 1:
-                if reason := _why_not_merge(linears):
+                if reason := _why_not_merge(linears, rewriter.program.mesh):
                     rewriter.refuse(linears[0], reason, by_request=True)
                 elif reason := _obstacle(rewriter, linears):
                     rewriter.refuse(linears[0], reason)
@@ -52,25 +60,52 @@ def _matmul(node: fx.Node) -> Matmul:
     return matmul
 
 
-def _why_not_merge(linears: list[fx.Node]) -> str | None:
+def _merged_format(linears: list[fx.Node], mesh: Mesh) -> Format:
+    """Return the format of the merged weight: that of the linears, where each row gets its own scale.
+
+    A single scale of a weight is repeated for its rows, which changes no number. A mesh would have to divide the
+    copies, so there the format stays as it is.
+    """
+    format = _matmul(linears[0]).weight.format
+    if format.row_by_row or mesh:
+        return format
+    levels = tuple(replace(level, rows=level.rows or 1) for level in format.levels)
+    return named(replace(format, levels=levels))
+
+
+def _why_not_merge(linears: list[fx.Node], mesh: Mesh) -> str | None:
     """Return why the weights of these linears cannot be concatenated in their storage formats; None if they can.
 
-    They can if they have one format, and if each row has its own scales and zero points.
+    They can if they have one format, if each row has its own scales and zero points, if whole blocks of rows share a
+    scale, and if equal tensors order the columns and round the input.
     """
     formats = {_matmul(node).weight.format.name: _matmul(node).weight.format for node in linears}
     if len(formats) > 1:
         return f"the weight formats differ: {', '.join(sorted(formats))}"
-    (format,) = formats.values()
-    return None if format.row_by_row else f"format '{format.name}' has one scale for a whole weight"
+    format = _merged_format(linears, mesh)
+    if not format.row_by_row:
+        return f"format '{format.name}' has one scale for a whole weight"
+    block = format.granule(0)
+    for node in linears:
+        rows = tensor_type(node).shape[-1]
+        if isinstance(rows, int) and rows % block:
+            return f"{rows} rows of a weight are no multiple of the {block} that share a scale"
+    for part in sorted(SHARED_PARTS & set(format.parts)):
+        params = [_matmul(node).weight.parts[part] for node in linears]
+        if len(set(params)) > 1:
+            return f"each weight has its own {part}: {', '.join(str(param.target) for param in params)}"
+    return None
 
 
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
     """Return the operands to concatenate, one of each linear, by operand name.
 
-    Names are "weight", further parts of a quantized weight such as "scales", and "bias" if the linears have one.
+    Names are "weight", further parts of a quantized weight such as "scales", and "bias" if the linears have one. Parts
+    that linears share are left out.
     """
     matmuls = [_matmul(node) for node in linears]
-    parts = {part: [one.weight.parts[part] for one in matmuls] for part in matmuls[0].weight.parts}
+    own = [part for part in matmuls[0].weight.parts if part not in SHARED_PARTS]
+    parts = {part: [one.weight.parts[part] for one in matmuls] for part in own}
     biases = [one.bias for one in matmuls if one.bias is not None]
     return {**parts, "bias": biases} if biases else parts
 
@@ -83,12 +118,12 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
                 return f"%{param.name} is not a param but {described(param)}"
-            if len(param.users) > 1:
+            if len(param.users) > 1 and not _repeats(linears, part):
                 return f"param '{param.target}' has other uses: {len(param.users)} in all"
         if len({tensor_type(param).dtype for param in params}) > 1:
             dtypes = ", ".join(f"{param.target} {DTYPE_NAMES[tensor_type(param).dtype]}" for param in params)
             return f"the {parts} have several dtypes: {dtypes}"
-        specs = [program.params[str(param.target)] for param in params]
+        specs = _specs(rewriter, linears, part, params)
         if _merged_placement(specs, program.mesh) is None or _merged_split(specs) is None:
             placed = ", ".join(
                 f"{param.target} {spec.split or ' '.join(map(str, spec.placement)) or 'whole'}"
@@ -96,6 +131,26 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
             )
             return f"the {parts} have no common placement along axis 0: {placed}"
     return None
+
+
+def _repeats(linears: list[fx.Node], part: str) -> bool:
+    """Return whether a part of these weights has one row for all rows, which merging repeats."""
+    format = _matmul(linears[0]).weight.format
+    return part in format.parts and part not in ("weight", *SHARED_PARTS) and not format.block(part)[0]
+
+
+def _specs(rewriter: Rewriter, linears: list[fx.Node], part: str, params: list[fx.Node]) -> list[ParamSpec]:
+    """Return the specs of params to concatenate. One row for all rows of a weight is repeated for each."""
+    specs = [rewriter.program.params[str(param.target)] for param in params]
+    if not _repeats(linears, part):
+        return specs
+    made = []
+    for spec, node in zip(specs, linears, strict=True):
+        rows = tensor_type(node).shape[-1]
+        assert isinstance(rows, int)
+        shape = (rows, *spec.type.shape[1:])
+        made.append(replace(spec, type=TensorType(spec.type.dtype, shape), recipe=repeat(spec.recipe, 0, rows)))
+    return made
 
 
 def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
@@ -130,9 +185,13 @@ def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
 def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
     # Read x here, because an earlier merge may have replaced it by a slice.
-    x, format = _matmul(first).x, _matmul(first).weight.format
-    merged = {part: _merged_param(rewriter, params) for part, params in _operands(linears).items()}
+    x, format = _matmul(first).x, _merged_format(linears, rewriter.program.mesh)
+    merged = {
+        part: _merged_param(rewriter, params, _specs(rewriter, linears, part, params))
+        for part, params in _operands(linears).items()
+    }
     bias = merged.pop("bias", None)
+    merged |= {part: node for part, node in _matmul(first).weight.parts.items() if part in SHARED_PARTS}
     op, args, attributes = Matmul(x, StoredWeight(format, merged), bias).call()
     matmul = rewriter.call(op, *args, before=first, **attributes)
     users = [user for node in linears for user in node.users]
@@ -151,8 +210,8 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     rewriter.retype(users)
 
 
-def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
-    """Add a param that concatenates `params` along axis 0, and return its node.
+def _merged_param(rewriter: Rewriter, params: list[fx.Node], specs: list[ParamSpec]) -> fx.Node:
+    """Add a param that concatenates params along axis 0, and return its node. `specs` are their specs.
 
     Its name combines the old names, as in "layers.0.q_k_v.weight".
     """
@@ -160,7 +219,6 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     names = [str(param.target).split(".") for param in params]
     # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
     name = ".".join([*names[0][:-2], "_".join(parts[-2:][0] for parts in names), *names[0][1:][-1:]])
-    specs = [program.params[str(param.target)] for param in params]
     rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
     placement = _merged_placement(specs, program.mesh)
     split = _merged_split(specs)

@@ -10,6 +10,7 @@ from typing import Any
 from ingot.ir.errors import OptionError, UnknownPassError
 from ingot.ir.plugins import load_user_pass, user_pass_names
 from ingot.ir.program import Stage
+from ingot.passes.adopt_quantized import AdoptQuantized
 from ingot.passes.base import Pass, check_pass_class
 from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.choose_layouts import ChooseLayouts
@@ -70,14 +71,19 @@ PIPELINE = (
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
 # Passes that run only if named, in the phase of the stage that they join. `max_loras` of a compile names
-# insert-adapters.
-ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize, InsertAdapters.name: InsertAdapters}
+# insert-adapters, and a quantized checkpoint names adopt-quantized.
+ON_REQUEST: Mapping[str, type[Pass]] = {
+    AdoptQuantized.name: AdoptQuantized,
+    Quantize.name: Quantize,
+    InsertAdapters.name: InsertAdapters,
+}
 
 # Passes that may be left out of a correct compilation; later stages need the others.
 OPTIONAL = frozenset(
     {
         "normalize",
         "cse",
+        "adopt-quantized",
         "merge-linears",
         "fuse-add-rms-norm",
         "fuse-qk-norm-rope",

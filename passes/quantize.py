@@ -8,15 +8,12 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import OptionError
-from ingot.ir.formats import Format, find_format
+from ingot.ir.formats import SHARED_PARTS, Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage, is_call, named_arguments, tensor_type
 from ingot.ir.recipe import quantize
-from ingot.ir.weights import StoredWeight, matmul_of
+from ingot.ir.weights import StoredWeight, matmul_of, part_name
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
-
-# The names of the new params, as in GPTQ and AWQ: layers.0.mlp.up.weight becomes layers.0.mlp.up.qweight and so on.
-_SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,12 @@ class Quantize(Pass):
     lm_head: bool = False
 
     def __post_init__(self) -> None:
-        find_format(self.format)
+        if missing := sorted(SHARED_PARTS & set(find_format(self.format).parts)):
+            raise OptionError(
+                f"the format '{self.format}' has {' and '.join(missing)}, which the weight alone does not determine",
+                where=f"pass {self.name}",
+                expected="a format of weights, with activations that are not rounded or rounded in each step",
+            )
 
     @property
     def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the format; other passes have one contract
@@ -123,7 +125,7 @@ def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
     types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)
     parts = {
         part: rewriter.add_param(
-            f"{name.removesuffix('.weight')}.{_SUFFIXES[part]}",
+            part_name(name, part),
             ParamSpec(types[part], recipes[part], split=format.split(spec.split, part)),
         )
         for part in format.parts

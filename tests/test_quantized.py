@@ -28,7 +28,7 @@ from ingot.models.architectures import read_spec
 from ingot.passes.pipeline import edit_pipeline
 from ingot.runtime.artifact import open_artifact
 
-SCHEME, TOP, GROUP = "int4_g32", 15, 32
+SCHEME, TOP, GROUP = "int4_g32_asym", 15, 32
 PASSES = f"default,quantize{{format={SCHEME}}}"
 PROMPTS = [[5, 17, 3, 60, 2, 41], [11], list(range(40))]
 NEW_TOKENS = 12
@@ -195,14 +195,14 @@ def test_three_params_from_one_recipe(artifact: Path) -> None:
 def test_inspect_shows_a_shared_recipe_once(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_weights(open_artifact(artifact))
     lines = " ".join(capsys.readouterr().out.split())
-    assert lines.count('quantize(source(name="model.layers.0.self_attn.o_proj.weight"), format="int4_g32")') == 1
+    assert lines.count('quantize(source(name="model.layers.0.self_attn.o_proj.weight"), format="int4_g32_asym")') == 1
     assert "scales of the recipe of layers.0.attention.o.qweight" in lines
     assert "zeros of the recipe of layers.1.mlp.gate_up.qweight" in lines
 
 
 def test_a_shared_step_is_executed_once(tmp_path: Path) -> None:
     """Packing reads a weight once for its three parts, also when the merged parts of two lie between others."""
-    format, reads = FORMATS["int4_g32"], []
+    format, reads = FORMATS["int4_g32_asym"], []
     params: dict[str, ParamSpec] = {}
     types = format.types((8, 64), torch.float32)
     for part in format.parts:

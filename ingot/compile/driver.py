@@ -292,7 +292,7 @@ def _compile(
                 writer.write_json(NUMERICS, check.report().to_json())
             _write_files(request, writer, emitter, plans)
             if ADAPTED in lowered:
-                shapes = {name: info.shape for name, info in request.checkpoint.tensors.items()}
+                shapes = {name: info.shape for name, info in request.checkpoint.logical.tensors.items()}
                 sites = adapter_sites(lowered[ADAPTED].fused, shapes)
                 writer.write_json(ADAPTERS_FILE, sites.model_dump(mode="json"))
             key = digest_json(identity)

@@ -40,6 +40,7 @@ from ingot.ir.machine.target import Target
 from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
+from ingot.passes.adopt_quantized import AdoptQuantized
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.rounding.check import RoundingCheck, check_rounding
 from ingot.runtime.artifact import Artifact
@@ -234,11 +235,12 @@ class Request:
 
         Raises CheckpointError for a tensor that is missing, has a wrong shape, or is not used.
         """
-        stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
+        logical = self.checkpoint.logical
+        stored = {name: info.dtype for name, info in logical.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         set_cache_scales(model, read_cache_scales(self.checkpoint))
         if self.adapter is not None:
-            merge_adapter(model, self.adapter, {name: info.shape for name, info in self.checkpoint.tensors.items()})
+            merge_adapter(model, self.adapter, {name: info.shape for name, info in logical.tensors.items()})
         definition = ARCHITECTURES[self.spec.architecture].definition
         params = model.params.values()
         consumed = frozenset().union(*(param.recipe.sources() for param in params))
@@ -251,6 +253,7 @@ class Request:
             spelled=Respelling.of(model.respelled, optional).spelled,
             nearest=nearest_respelling(consumed, stored, optional),
         )
+        logical.store(model)
         return with_adapted_entry(model) if self.max_loras else model
 
     def notes(self, model: Model) -> tuple[str, ...]:
@@ -266,6 +269,8 @@ class Request:
 
     def pipeline(self) -> tuple[Phase, ...]:
         given = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
+        if self.checkpoint.quantized is not None:
+            given += f",{AdoptQuantized.name}"
         if self.max_loras:
             given += f",insert-adapters{{max_loras={self.max_loras},max_lora_rank={self.max_lora_rank}}}"
         return edit_pipeline(self.passes, edit_pipeline(given, pipeline_for(self.mesh)))

@@ -7,28 +7,29 @@ file here, or a module of another package (`ingot.ir.plugins`).
 import importlib
 import pkgutil
 
-from ingot.ir.formats.format import (
-    ELEMENTS,
-    FORMATS,
-    Format,
-    Scales,
-    dequantize,
-    find_format,
-    quantize,
-    register_format,
-)
+from ingot.ir.formats.activations import Activations
+from ingot.ir.formats.elements import ELEMENTS, Element, register_element
+from ingot.ir.formats.format import PARTS, SHARED_PARTS, Format, Scales, dequantize, quantize
+from ingot.ir.formats.names import FORMATS, find_format, format_of, named, register_format
 from ingot.ir.formats.packing import PACKINGS, Packing, register_packing
 
 __all__ = [
     "ELEMENTS",
     "FORMATS",
     "PACKINGS",
+    "PARTS",
+    "SHARED_PARTS",
+    "Activations",
+    "Element",
     "Format",
     "Packing",
     "Scales",
     "dequantize",
     "find_format",
+    "format_of",
+    "named",
     "quantize",
+    "register_element",
     "register_format",
     "register_packing",
 ]

@@ -7,11 +7,13 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.formats import Format, dequantize, find_format, quantize
+from ingot.ir.formats import ELEMENTS, PARTS, Format, Scales, dequantize, find_format, format_of, quantize
+from ingot.ir.formats.format import KEPT, outer_of_blocks
 from ingot.ir.numerics.contracts import Breach, RankParams
 from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.program import Program, is_call, named_arguments
 from ingot.ir.recipe import Recipe
+from ingot.ir.weights import Matmul, StoredWeight
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,22 @@ class WeightBreach:
 class _Quantized:
     """A quantized weight of a program.
 
-    parts     the params that store it, by "weight", "scales" and "zeros"
+    parts     the params that store it, by part name, such as "weight" and "scales"
     format    its storage format
     original  the param that it was before quantization; None if there is none
+    adopted   whether the checkpoint stores it so. If not, a `quantize` step of its recipe has made it.
     """
 
     parts: Mapping[str, str]
     format: Format
     original: str | None
+    adopted: bool = False
 
     def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        weight, scales, zeros = self.tensors(params)
-        return dequantize(weight, scales, zeros, self.format, torch.float64)
+        return dequantize(self.tensors(params), self.format, torch.float64)
 
-    def tensors(
-        self, params: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        scales, zeros = (params[self.parts[part]] if part in self.parts else None for part in ("scales", "zeros"))
-        return params[self.parts["weight"]], scales, zeros
+    def tensors(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {part: params[name] for part, name in self.parts.items()}
 
 
 def weight_breaches(
@@ -52,6 +52,7 @@ def weight_breaches(
     """Return the weights that the program `after` has quantized wrongly, compared with the program `before`.
 
     Each value must be within half its scale of the original value. No scale may be larger than its block's values need.
+    A weight that the checkpoint stores quantized must have exactly the original values, rounded to their dtype.
     `before_params` and `after_params` hold the params of each rank by name.
     """
     found = []
@@ -62,8 +63,14 @@ def weight_breaches(
             found.append(WeightBreach(name, Breach(float("inf"), float("inf"), 0.0, text)))
             continue
         for old, new in zip(before_params, after_params, strict=True):
-            if problem := weight_breach(old[one.original], *one.tensors(new), one.format):
-                found.append(WeightBreach(_wrong_part(one, old[one.original], new), problem))
+            if one.adopted:
+                original = old[one.original]
+                problem = _moved_breach(original, dequantize(one.tensors(new), one.format).to(original.dtype))
+                wrong = name
+            elif problem := weight_breach(old[one.original], one.tensors(new), one.format):
+                wrong = _wrong_part(one, old[one.original], new)
+            if problem:
+                found.append(WeightBreach(wrong, problem))
                 break
     return found
 
@@ -74,39 +81,36 @@ def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, to
     It is the one that differs from quantizing `original` again. If several differ, it is the elements.
     """
     expected = quantize(original, one.format)
-    wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
+    wrong = [name for part, name in one.parts.items() if not _same(params[name], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
 
 
-def weight_breach(
-    original: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor | None,
-    zeros: torch.Tensor | None,
-    format: Format,
-) -> Breach | None:
+def weight_breach(original: torch.Tensor, parts: Mapping[str, torch.Tensor], format: Format) -> Breach | None:
     """Return how a quantized matrix differs from `original` [N, K] more than rounding allows; None if it does not.
 
-    `weight` holds the packed elements. `scales` and `zeros` are None if `format` has none.
+    `parts` holds the tensors that store the matrix in `format`, by part name.
     """
-    if scales is None:
-        return _moved_breach(original, dequantize(weight, None, None, format))
+    if format.element == KEPT:
+        return _moved_breach(original, dequantize(parts, format))
     exact = original.double()
-    error = (dequantize(weight, scales, zeros, format, torch.float64) - exact).abs()
-    step = _spread(scales.double(), original.shape)
+    error = (dequantize(parts, format, torch.float64) - exact).abs()
+    scales = _scales(parts, format)
+    step = _spread(scales, format.levels[0], original.shape)
     # Quantizing divides and rounds in float32, so a value halfway between two elements may go to either. Rounding a
     # zero point moves all elements by at most half an element, so the ends of the range are no farther off than the
     # rest.
-    allowed = step / 2 + TOLERANCES[torch.float32].rtol * exact.abs()
+    allowed = _half_gap(exact / step, format) * step + TOLERANCES[torch.float32].rtol * exact.abs()
     if not bool((error <= allowed).all()):
         index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
         most, steps = float(error.flatten()[index]), float((error / step).flatten()[index])
         text = f"a value is off by {steps:.3g} steps of {float(step.flatten()[index]):.3g}"
         return Breach(most, most / float(exact.abs().max()), float(allowed.flatten()[index]), text)
-    needed = quantize(original, format)["scales"].double()
-    wide = scales.double() > needed * (1 + TOLERANCES[torch.float32].rtol)
+    needed = _scales(quantize(original, format), format)
+    wide = scales > needed * (1 + TOLERANCES[torch.float32].rtol)
+    if format.levels[0].dtype is torch.float8_e8m0fnu:
+        wide = scales != needed
     if bool(wide.any()):
-        index = int((scales.double() / needed).argmax())
+        index = int((scales / needed).argmax())
         most, least = float(scales.flatten()[index]), float(needed.flatten()[index])
         text = f"a step is {most:.3g}, but the weights' range needs {least:.3g}"
         return Breach(most - least, (most - least) / least, least, text)
@@ -124,9 +128,37 @@ def _moved_breach(original: torch.Tensor, found: torch.Tensor) -> Breach | None:
     )
 
 
-def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    rows, columns = (size // count for size, count in zip(shape, scales.shape, strict=True))
-    return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+def _scales(parts: Mapping[str, torch.Tensor], format: Format) -> torch.Tensor:
+    """Return the scale of each block of the first level, in float64: the product of the scales of all levels."""
+    scales = parts["scales"].double()
+    return scales * outer_of_blocks(parts["outer"].double(), format, scales) if "outer" in parts else scales
+
+
+def _half_gap(values: torch.Tensor, format: Format) -> torch.Tensor:
+    """Return half the distance between the elements around each of `values`, in units of the scale.
+
+    Integers have a distance of 1. A scale that is a power of two leaves the largest values of a block beyond the
+    largest element, so these may be off by what they exceed it.
+    """
+    element = ELEMENTS[format.element]
+    if element.integer:
+        return torch.full_like(values, 0.5)
+    numbers = element.numbers()
+    half = numbers.diff()[torch.bucketize(values, numbers[1:-1])] / 2
+    beyond = values.abs() - element.high if format.levels[0].dtype is torch.float8_e8m0fnu else torch.zeros_like(half)
+    return torch.maximum(half, beyond)
+
+
+def _spread(scales: torch.Tensor, level: Scales, shape: Sequence[int]) -> torch.Tensor:
+    rows, columns = level.rows or shape[0], level.columns or shape[1]
+    return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether two tensors have equal bits. torch compares no floats of eight bits."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
 def with_rounded_weights(
@@ -134,8 +166,9 @@ def with_rounded_weights(
 ) -> tuple[Program, list[dict[str, torch.Tensor]]]:
     """Return the program `before` with the rounded weights of the quantized program `after`, and each rank's params.
 
-    Each linear that `after` quantizes reads the dequantized weight, in float64. Callers compare the result with
-    `after`. If the float64 results are equal, quantizing changed nothing but the weights.
+    Each linear that `after` quantizes reads the dequantized weight, in float64. If its format rounds activations, the
+    linear does so too. Callers compare the result with `after`. If the float64 results are equal, quantizing changed
+    nothing but the weights and the activations.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
     kept = {node.name for node in after.calls(ops.linear.overload)}
@@ -146,9 +179,15 @@ def with_rounded_weights(
         new = program.add_param(name, before.params[one.original])
         for values, quantized in zip(params, after_params, strict=True):
             values[name] = one.dequantized(quantized)
+        stored = one.parts.get("input_scale")
+        if stored is not None and stored not in program.params:  # linears may share it
+            program.add_param(stored, after.params[stored])
+            for values, quantized in zip(params, after_params, strict=True):
+                values[stored] = quantized[stored]
         for user in list(old.users):
             if is_call(user, ops.linear.overload) and user.name not in kept:
                 _reweigh(user, old, new)
+                _round_input(user, one.format, None if stored is None else program.find(stored))
     return program, params
 
 
@@ -167,7 +206,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
     seen = set(before.params)
     for node in after.calls(ops.quant_linear.overload):
         bound = named_arguments(node)
-        parts = {part: str(bound[part].target) for part in ("weight", "scales", "zeros") if bound[part] is not None}
+        parts = {part: str(bound[part].target) for part in PARTS if bound[part] is not None}
         if parts["weight"] in seen or parts["weight"] not in after.params:
             continue
         seen.add(parts["weight"])
@@ -175,7 +214,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
         # Find the original by name, because the recipe may be wrong.
         named = f"{parts['weight'].removesuffix('.qweight')}.weight"
         original = named if named in before.params else names.get(step.inputs[0]) if step else None
-        yield _Quantized(parts, find_format(bound["format"]), original)
+        yield _Quantized(parts, find_format(bound["format"]), original, step is None)
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
@@ -188,3 +227,16 @@ def _quantizing(recipe: Recipe) -> Recipe | None:
 def _reweigh(linear: fx.Node, old: fx.Node, new: fx.Node) -> None:
     if named_arguments(linear)["weight"] is old:
         linear.replace_input_with(old, new)
+
+
+def _round_input(linear: fx.Node, format: Format, scale: fx.Node | None) -> None:
+    """Make a linear round its input as `format` says, if it does, before it multiplies by its plain weight."""
+    if format.activations is None:
+        return
+    bound = named_arguments(linear)
+    plain = StoredWeight(
+        format_of(KEPT, activations=format.activations),
+        {"weight": bound["weight"], **({} if scale is None else {"input_scale": scale})},
+    )
+    op, args, linear.kwargs = Matmul(bound["x"], plain, bound["bias"]).call()
+    linear.target, linear.args = op.overload, tuple(args)

@@ -1,27 +1,60 @@
 """The op that multiplies by a weight in any storage format, quantized or plain."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.formats import dequantize, find_format, quantize
+from ingot.ir.formats import PARTS, Activations, Format, Scales, dequantize, find_format, format_of, named, quantize
 from ingot.ir.ops.dense import check_bias, linear
 from ingot.ir.ops.registry import Sample, define, wide
 from ingot.ir.placements import Call, Fit, Spot, whole
 from ingot.ir.types import DTYPE_NAMES, Split
 
+# A format with every part that recipes of checkpoints make, besides those of the presets.
+_ORDERED = format_of("u4", (Scales(1, 32, zeros=True, dtype=torch.float16),), packing="low_first", ordered=True)
+_OFFSETS = format_of("u4", (Scales(1, 32, offsets=True),), packing="low_first")
+_NVFP4 = format_of(
+    "f4e2m1",
+    (Scales(1, 16, dtype=torch.float8_e4m3fn), Scales(1, 0)),
+    Activations("f4e2m1", 16, torch.float8_e4m3fn, stored=True),
+    "low_first",
+)
+_STATIC = format_of("f8e4m3", (Scales(0, 0),), Activations("f8e4m3", stored=True, dynamic=False))
+
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     x, bias = torch.randn(5, 64, generator=g).to(dtype), torch.randn(24, generator=g).to(dtype)
     samples = []
-    for format, last in (("int8", ()), ("int4_g32", (bias,)), ("int8_g64", ())):
-        parts = quantize(torch.randn(24, 64, generator=g), find_format(format))
-        samples.append(Sample((x, *parts.values(), *last), {"format": format}))
+    for name, last in (
+        ("int8", ()),
+        ("int4_g32_asym", (bias,)),
+        ("int8_g64", ()),
+        ("int4_g32", ()),
+        ("int8_w8a8", ()),
+        ("fp8_per_channel_per_token", ()),
+        ("mxfp4", ()),
+    ):
+        parts = quantize(torch.randn(24, 64, generator=g), find_format(name))
+        samples.append(Sample((x, *parts.values(), *last), {"format": name}))
     plain = torch.randn(24, 64, generator=g).to(dtype)
     return [
         *samples,
+        *(_sample(x, bias, format, g) for format in (_ORDERED, _OFFSETS, _NVFP4, _STATIC)),
         Sample((x, plain), {"format": "plain"}),
         Sample((x, plain, None, None, bias), {"format": "plain"}),
     ]
+
+
+def _sample(x: torch.Tensor, bias: torch.Tensor, format: Format, g: torch.Generator) -> Sample:
+    """Return a call with a weight in `format`, some of whose parts the weight alone does not determine."""
+    bare = replace(format, ordered=False, activations=None)
+    parts = quantize(torch.randn(24, x.shape[1], generator=g), named(bare))
+    parts["order"] = torch.randperm(x.shape[1], generator=g).to(torch.int32)
+    parts["input_scale"] = torch.full((1,), 1 / 64)
+    given = [parts[part] if part in format.parts else None for part in PARTS]
+    weight, scales, zeros, *others = given
+    return Sample((x, weight, scales, zeros, bias, *others), {"format": format.name})
 
 
 def _flops(x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None, format: str) -> int:
@@ -34,6 +67,10 @@ def _fake(
     scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    outer: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     *,
     format: str,
 ) -> torch.Tensor:
@@ -48,8 +85,7 @@ def _fake(
     shape = found.shape_of(tuple(weight.shape))[0], x.shape[-1]
     if problem := found.obstacle(shape):
         raise ValueError(f"format {format}: {problem}")
-    named = {"weight": weight, "scales": scales, "zeros": zeros}
-    given = {name: part for name, part in named.items() if part is not None}
+    given = _given(weight, scales, zeros, offsets, outer, order, input_scale)
     wanted = found.types(shape, x.dtype if weight.is_floating_point() else weight.dtype)
     if given.keys() != wanted.keys():
         raise ValueError(f"format {format} has {', '.join(wanted)}, and {', '.join(given)} are given")
@@ -65,10 +101,13 @@ def _placement(call: Call) -> Fit:
     """The placement rule of `quant_linear` for a weight [N, K] on a mesh axis.
 
     A weight split along N splits the result. A weight split along K needs x split along K. The result is then a partial
-    sum: the sum over the ranks is still to be added. Scales and zeros are split like the packed elements.
+    sum: the sum over the ranks is still to be added. Scales and zeros are split like the packed elements. A weight
+    whose columns must stay together is never split along K.
     """
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
+        return whole(call)
+    if weight.dim == 1 and format.whole_columns():
         return whole(call)
     tile, last = format.layout.tile[weight.dim], len(call.types["x"].shape) - 1
     split = Split(call.axis, weight.dim, tuple(size * tile for size in weight.segments))
@@ -97,18 +136,30 @@ def quant_linear(
     scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    outer: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     *,
     format: str,
 ) -> torch.Tensor:
     """Return `x @ w.T + bias` [T, N] in x's dtype, for a quantized or plain weight w [N, K].
 
-    x is [T, K], and bias is [N]. `format` is the storage format of w (`ingot.ir.formats`). `weight`, `scales` and
-    `zeros` are the tensors that store w. With a lossless format, it computes like `linear`. With other formats, it
-    computes in float32 or wider and rounds once.
+    x is [T, K], and bias is [N]. `format` is the storage format of w (`ingot.ir.formats`). The other tensors are the
+    parts that store w. If the format has a rule for activations, x is rounded by it first. With a lossless format, it
+    computes like `linear`. With other formats, it computes in float32 or wider and rounds once.
     """
     found = find_format(format)
+    given = _given(weight, scales, zeros, offsets, outer, order, input_scale)
     if found.lossless:
-        return linear.reference(x, dequantize(weight, scales, zeros, found), bias)  # type: ignore[no-any-return]
+        return linear.reference(x, dequantize(given, found), bias)  # type: ignore[no-any-return]
     full = wide(x)
-    matrix = dequantize(weight, scales, zeros, found, full.dtype)
+    if found.activations is not None:
+        full = found.activations.rounded(full, input_scale)
+    matrix = dequantize(given, found, full.dtype).to(full.dtype)
     return F.linear(full, matrix, None if bias is None else wide(bias)).to(x.dtype)
+
+
+def _given(*parts: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return the parts that a call passes, by name. `parts` are in the order of `PARTS`."""
+    return {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}

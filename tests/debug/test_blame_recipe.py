@@ -188,6 +188,12 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
         ("normalize", [x], {}),
         ("matmul", [x[0], x[1].t().contiguous()], {}),
         ("add", [x, x.flip(0).contiguous()], {}),
+        ("bitcast", [x], {"dtype": {2: "f16", 4: "f32", 8: "f64"}[x.element_size()]}),
+        ("gather", [x, torch.tensor([2, 0, 3], dtype=torch.int32)], {"dim": 1}),
+        ("check_scales", [x], {"zero": False}),
+        ("multiply", [x, x[:1]], {}),
+        ("reciprocal", [x], {}),
+        ("lookup", [x, torch.tensor([[3, 180], [7, 0]], dtype=torch.uint8)], {}),
     ]
     for step, args, attrs in calls:
         found = STEPS[step](args, attrs)
@@ -195,6 +201,26 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
         wrong = _changed(found, lambda tensor: tensor.clone())
         last = list(wrong.values())[-1] if isinstance(wrong, dict) else wrong
         last.view(-1)[-1] += 1
+        assert "1 of" in (step_problem(step, args, attrs, wrong) or ""), step
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_meanings_of_steps_with_codes(bits: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    words = torch.randint(-(2**31), 2**31, (6, 12), generator=generator, dtype=torch.int64).to(torch.int32)
+    codes = STEPS["unpack"]([words], {"bits": bits, "dim": 0, "size": 0, "order": ()})
+    calls: list[tuple[str, list[torch.Tensor], dict[str, Any]]] = [
+        ("unpack", [words], {"bits": bits, "dim": 0, "size": 0, "order": ()}),
+        ("unpack", [words], {"bits": bits, "dim": 1, "size": 40, "order": (1, 0, 3, 2)}),
+        ("shift", [codes], {"add": 1, "bits": bits}),
+        ("pack", [codes & 15], {"packing": "low_first"}),
+        ("group_order", [torch.tensor([2, 0, 1, 1, 0, 2], dtype=torch.int32)], {"size": 2}),
+    ]
+    for step, args, attrs in calls:
+        found = STEPS[step](args, attrs)
+        assert step_problem(step, args, attrs, found) is None, step
+        wrong = found.clone()
+        wrong.view(-1)[-1] ^= 1
         assert "1 of" in (step_problem(step, args, attrs, wrong) or ""), step
 
 

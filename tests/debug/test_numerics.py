@@ -203,7 +203,7 @@ def test_rounding_has_a_bound(opened: Opened) -> None:
 
 def test_each_format_keeps_its_contract(opened: Opened) -> None:
     model, read = opened("llama-biased", **QUANTIZED)
-    for format in ("int8", "int4_g32"):
+    for format in ("int8", "int4_g32_asym"):
         text = f"default,quantize{{format={format},lm_head=true}}"  # the head is tied to the embedding
         report = checked(model, read, edit_pipeline(text))
         lossy = {one.name: one for one in report.passes if one.kl is not None}

@@ -54,7 +54,8 @@ def spots_for(value: torch.Tensor) -> list[Spot]:
     found: list[Spot] = [None, *(shard(dim) for dim, size in enumerate(value.shape) if size % RANKS == 0 and size)]
     halves = {dim: size // 2 for dim, size in enumerate(value.shape) if size % (2 * RANKS) == 0 and size}
     found += [shard(dim, size, size) for dim, size in halves.items()]
-    return [*found, PARTIAL] if value.is_floating_point() else found
+    # torch adds no floats of eight bits
+    return [*found, PARTIAL] if value.is_floating_point() and value.dtype.itemsize > 1 else found
 
 
 def ask(target: Any, states: Sequence[str], values: dict[str, Any], kwargs: dict[str, Any], at: dict[str, Spot]) -> Fit:
@@ -172,6 +173,9 @@ WAYS: dict[str, set[str]] = {
         "weight:shard0 scales:shard0 zeros:shard0",
         "weight:shard0 scales:shard0 zeros:shard0 bias:shard0",
         "x:shard1 weight:shard1",
+        "weight:shard0 scales:shard0 bias:shard0 offsets:shard0",
+        "weight:shard0 scales:shard0 bias:shard0 outer:shard0",
+        "x:shard1 weight:shard1 scales:shard1",
         "x:shard1 weight:shard1 scales:shard1 zeros:shard1",
     },
     "qk_norm_rope_append": {"kv:shard3 q:shard1 k:shard1 v:shard1"},
@@ -199,8 +203,8 @@ EXTRA: dict[str, list[Sample]] = {
     "attention": [],
     "quant_linear": [
         Sample(
-            (torch.randn(3, 64).double(), *quantize(torch.randn(4, 64), FORMATS["int4_g32"]).values()),
-            {"format": "int4_g32"},
+            (torch.randn(3, 64).double(), *quantize(torch.randn(4, 64), FORMATS["int4_g32_asym"]).values()),
+            {"format": "int4_g32_asym"},
         )
     ],
 }

@@ -24,9 +24,7 @@ def weights(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_keeps_it(name: str, dtype: torch.dtype) -> None:
     parts = quantize(weights(dtype), FORMATS[name])
-    assert (
-        weight_breach(weights(dtype), parts["weight"], parts.get("scales"), parts.get("zeros"), FORMATS[name]) is None
-    )
+    assert weight_breach(weights(dtype), parts, FORMATS[name]) is None
 
 
 def _first_scale(factor: float) -> Callable[[Parts], None]:
@@ -48,11 +46,11 @@ def _moved_zeros(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("edit", [_first_scale(1.02), _first_scale(0.9), _element, _moved_zeros])
-@pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_g64", "int4_g32"])
+@pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_g64", "int4_g32_asym"])
 def test_a_wrong_part_is_found(name: str, edit: Callable[[Parts], None]) -> None:
     format, parts = FORMATS[name], quantize(weights(), FORMATS[name])
     edit(parts)
-    problem = weight_breach(weights(), parts["weight"], parts["scales"], parts.get("zeros"), format)
+    problem = weight_breach(weights(), parts, format)
     assert problem is not None and problem.text.startswith(("a value is off by ", "a step is "))
     assert problem.max_error > problem.allowed or problem.text.startswith("a step is ")
 
@@ -60,7 +58,7 @@ def test_a_wrong_part_is_found(name: str, edit: Callable[[Parts], None]) -> None
 def test_a_lossless_format_loses_nothing() -> None:
     edited = weights(torch.bfloat16)
     edited[6, 9] *= 1.01
-    problem = weight_breach(weights(torch.bfloat16), edited, None, None, FORMATS["plain"])
+    problem = weight_breach(weights(torch.bfloat16), {"weight": edited}, FORMATS["plain"])
     assert problem is not None and problem.text.endswith(", but must be exact") and problem.max_error > 0
 
 
@@ -68,7 +66,7 @@ def test_a_step_may_not_be_coarser_than_the_range_needs() -> None:
     """Twice the weights have twice the step; their halves are as near as half of that allows."""
     format, parts = FORMATS["int8"], quantize(2 * weights(), FORMATS["int8"])
     half = torch.round(weights() / parts["scales"]).to(torch.int8)
-    problem = weight_breach(weights(), half, parts["scales"], None, format)
+    problem = weight_breach(weights(), {**parts, "weight": half}, format)
     assert problem is not None and "but the weights' range needs" in problem.text
     assert problem.relative_error == pytest.approx(1.0)
 

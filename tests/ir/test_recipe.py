@@ -17,6 +17,7 @@ from ingot.ir.errors import CheckpointError, ConfigError, IngotError, InternalEr
 from ingot.ir.mesh import Rank
 from ingot.ir.parse import parse_recipe
 from ingot.ir.recipe import STEPS, Recipe, source
+from ingot.ir.stored import recipes as q
 from ingot.ir.tables import make_table
 
 FILES = {
@@ -25,9 +26,13 @@ FILES = {
     "half": torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).bfloat16(),
     "rows": torch.randn(3, 128, generator=torch.Generator().manual_seed(2)) * torch.tensor([[1.0], [1e-4], [50.0]]),
     "square": torch.randn(5, 5, generator=torch.Generator().manual_seed(1)).bfloat16(),
+    "words": torch.tensor([[0x76543210], [0x0FEDCBA9]], dtype=torch.int32),
+    "groups": torch.tensor([1, 0, 1, 0], dtype=torch.int32),
 }
-A, B, HALF, ROWS, SQUARE = (FILES[name] for name in FILES)
-a, b, half, rows, square = (source(name) for name in FILES)
+A, B, HALF, ROWS, SQUARE, WORDS, GROUPS = (FILES[name] for name in FILES)
+a, b, half, rows, square, words, groups = (source(name) for name in FILES)
+# The codes of four bits in WORDS.
+NIBBLES = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 0], dtype=torch.uint8)
 
 
 def quantized(tensor: torch.Tensor, top: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -93,15 +98,30 @@ CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (r.quantize(a, "int8")["weight"], lambda: symmetric(A)[0]),
     (r.quantize(half, "int8")["scales"], lambda: symmetric(HALF)[1]),
     (r.quantize(rows, "int8_g32")["weight"], lambda: quantized(ROWS, 255, 32)[0]),
-    (r.quantize(rows, "int4_g64")["scales"], lambda: quantized(ROWS, 15, 64)[1]),
-    (r.quantize(rows, "int4_g64")["zeros"], lambda: quantized(ROWS, 15, 64)[2]),
+    (r.quantize(rows, "int4_g64_asym")["scales"], lambda: quantized(ROWS, 15, 64)[1]),
+    (r.quantize(rows, "int4_g64_asym")["zeros"], lambda: quantized(ROWS, 15, 64)[2]),
     (r.dequantize(r.quantize(b, "int8"), "int8"), lambda: (lambda w, s: w * s)(*symmetric(B))),
     (
-        r.dequantize(r.quantize(rows, "int4_g32"), "int4_g32"),
+        r.dequantize(r.quantize(rows, "int4_g32_asym"), "int4_g32_asym"),
         lambda: (lambda w, s, z: ((w.view(3, 4, 32) - z.float()[..., None]) * s[..., None]).view(3, 128))(
             *quantized(ROWS, 15, 32)
         ),
     ),
+    (q.unpack(words, 4, 1), lambda: NIBBLES.view(2, 8)),
+    (q.unpack(words, 4, 0, 15), lambda: NIBBLES[:15].view(15, 1)),
+    (q.unpack(words, 2, 1, 3), lambda: torch.tensor([[0, 0, 1], [1, 2, 2]], dtype=torch.uint8)),
+    (q.unpack(words, 3, 1, 2), lambda: torch.tensor([[0, 2], [1, 5]], dtype=torch.uint8)),
+    (q.unpack(words, 4, 1, order=(1, 0)), lambda: NIBBLES.view(2, 4, 2).flip(-1).reshape(2, 8)),
+    (q.pack(q.unpack(words, 4, 1), "low_first"), lambda: WORDS.view(torch.uint8)),
+    (q.bitcast(q.unpack(words, 8, 1), torch.int8), lambda: WORDS.view(torch.int8)),
+    (q.shift(q.unpack(words, 4, 1), 9, 4), lambda: (NIBBLES.view(2, 8) + 9) % 16),
+    (q.group_order(groups, 2), lambda: torch.tensor([1, 3, 0, 2], dtype=torch.int32)),
+    (q.gather(a, q.group_order(groups, 2), 0), lambda: A[[1, 3, 0, 2]]),
+    (q.check_scales(a, zero=True), lambda: A),
+    (q.check_scales(half), lambda: HALF),
+    (q.multiply(half, r.take_slice(half, 1, 0, 1)), lambda: HALF.float() * HALF[:, :1].float()),
+    (q.reciprocal(half), lambda: 1 / HALF.float()),
+    (q.lookup(a, q.unpack(words, 4, 1)), lambda: A.flatten()[NIBBLES.view(2, 8).long()]),
 ]
 
 
@@ -138,7 +158,7 @@ def test_a_step_with_several_results_runs_once() -> None:
     [
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1)))), "has the results part0, part1"),
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1))), "part2"), "has the results part0, part1"),
-        (Recipe("quantize", (rows,), (("format", "int4_g64"),), "codes"), "has the results weight, scales, zeros"),
+        (Recipe("quantize", (rows,), (("format", "int4_g64_asym"),), "codes"), "has the results weight, scales, zeros"),
         (Recipe("quantize", (a,), (("format", "int8"),), "zeros"), "has the results weight, scales"),
         (replace(r.concat([a, b]), output="left"), "has one result"),
     ],
@@ -291,12 +311,18 @@ BAD: list[tuple[Recipe, str]] = [
         r.dequantize({"weight": a, "scales": r.permute(a, (1, 0))}, "int8"),
         "'dequantize' cannot be applied to shapes ([4, 6], [6, 4])",
     ),
-    (r.quantize(a, "int4_g32")["weight"], "rows of 6 elements are no multiple of the group of 32"),
+    (r.quantize(a, "int4_g32_asym")["weight"], "rows of 6 elements are no multiple of the group of 32"),
     (parse_recipe('slice(source(name="a"))'), "'slice' cannot be applied"),
     (parse_recipe('slice(source(name="a"), dim="x", begin=0, end=1)'), "'slice' cannot be applied"),
     (parse_recipe('cast(source(name="a"), dtype="f33")'), "'cast' cannot be applied"),
     (parse_recipe("permute(dims=[0])"), "'permute' cannot be applied to shapes ()"),
     (r.table(kind="rope", rope_type="default"), "'table' cannot be applied to shapes (): KeyError: "),
+    (q.check_scales(a), "1 of 24 scales are zero, the first at [0, 0]"),
+    (q.check_scales(r.affine(a, math.inf, 0.0)), "24 of 24 scales are NaN or infinite, the first at [0, 0]"),
+    (q.check_scales(r.affine(a, 1e-40, 0.0), zero=True), "23 of 24 scales are subnormal, the first at [0, 1]"),
+    (q.unpack(words, 4, 1, 9), "8 codes are stored, and 9 are needed"),
+    (q.group_order(groups, 3), "the groups of the columns are not 2 groups of 3"),
+    (q.bitcast(words, torch.uint8), "has another size than torch.int32"),
 ]
 
 

@@ -29,7 +29,7 @@ from ingot.ir.types import Split
 from ingot.models.architectures import read_spec
 from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.merge_linears import MergeLinears
-from ingot.passes.pipeline import PIPELINE, edit_pipeline
+from ingot.passes.pipeline import PIPELINE, edit_pipeline, pipeline_for
 from ingot.passes.quantize import Quantize
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def quantized(text: str, **options: Any) -> tuple[Program, PassRecord]:
 
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
-    record = golden(Quantize(format="int4_g32"))
+    record = golden(Quantize(format="int4_g32_asym"))
     assert record.matches == 4 and record.numerics is Numerics.LOSSY
     assert record.refusals == (Refusal("linear_4", "the weight is not a param but the input 'other'"),)
     assert record.op_count_diff == {"ingot.linear": -4, "ingot.quant_linear": 4}
@@ -75,7 +75,7 @@ def test_a_tied_head_leaves_the_embedding_alone() -> None:
         ("int8", Split("tp", 1), None),
         ("int8_tensor", Split("tp", 1), None),
         ("int8_g32", Split("tp", 1, unit=32), Split("tp", 1)),
-        ("int4_g32", Split("tp", 1, unit=16), Split("tp", 1)),
+        ("int4_g32_asym", Split("tp", 1, unit=16), Split("tp", 1)),
     ],
 )
 def test_parts_are_split_as_their_weight(format: str, weight: Split, scales: Split | None) -> None:
@@ -86,7 +86,7 @@ def test_parts_are_split_as_their_weight(format: str, weight: Split, scales: Spl
     assert program.params["q.scales"].split == (None if format == "int8_tensor" else Split("tp", 0))
 
 
-@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
+@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32_asym"])
 def test_it_computes_with_weights_put_through_the_format(format: str) -> None:
     """In float64: what `quantize` loses is the weights' rounding and nothing else."""
     before, (after, _) = parse_program(TEXT), quantized(TEXT, format=format, lm_head=True)
@@ -118,9 +118,9 @@ def test_it_computes_with_weights_put_through_the_format(format: str) -> None:
 
 def test_a_weight_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(
-        OptionError, match="format 'int4_g64' does not fit 1 of 4 linears: rows of 96 elements"
+        OptionError, match="format 'int4_g64_asym' does not fit 1 of 4 linears: rows of 96 elements"
     ) as caught:
-        quantized(TEXT, format="int4_g64")
+        quantized(TEXT, format="int4_g64_asym")
     assert caught.value.where.endswith("quantize, param o.weight") and caught.value.exit_code == 2
 
 
@@ -173,7 +173,9 @@ def test_misspelt(text: str, problem: str) -> None:
 
 
 def test_linears_that_a_format_keeps_apart_are_not_owed() -> None:
-    steps, _ = staged(traced(TINY["llama-plain"].config), edit_pipeline("default,quantize{format=int8_tensor}"))
+    mesh = {"tp": 2}
+    pipeline = edit_pipeline("default,quantize{format=int8_tensor}", pipeline_for(mesh))
+    steps, _ = staged(traced({**TINY["qwen3-plain"].config, "intermediate_size": 96}), pipeline, mesh=mesh)
     merged = next(step.record for step in steps if step.name == "merge-linears")
     assert merged is not None and merged.matches == 0
     assert {refusal.reason for refusal in merged.refusals} == {"format 'int8_tensor' has one scale for a whole weight"}
@@ -210,9 +212,9 @@ QUALITY = {
     "int8": 1e-3,
     "int8_tensor": 2e-3,
     **{f"int8_g{size}": 1e-3 for size in (32, 64, 128)},
-    "int4_g32": 0.03,
-    "int4_g64": 0.035,
-    "int4_g128": 0.045,
+    "int4_g32_asym": 0.03,
+    "int4_g64_asym": 0.035,
+    "int4_g128_asym": 0.045,
 }
 
 
@@ -235,7 +237,7 @@ def pico() -> Callable[[str], torch.Tensor]:
 
 @pytest.mark.parametrize(
     "format",
-    [name if name in ("int8", "int4_g64") else pytest.param(name, marks=pytest.mark.slow) for name in QUALITY],
+    [name if name in ("int8", "int4_g64_asym") else pytest.param(name, marks=pytest.mark.slow) for name in QUALITY],
 )
 def test_quality(format: str, pico: Callable[[str], torch.Tensor]) -> None:
     before, after = pico("default"), pico(f"default,quantize{{format={format}}}")
@@ -260,12 +262,13 @@ def pair(first: str, second: str) -> str:
             f'param {name}.{part}: {types[part]} = quantize(source(name="{name}"), format="{format}").{part}'
             for part in types
         ]
-        given = ", ".join(f"%{name}.{part}" for part in types)
+        by_name = {part: f"{part}=" for part in types if part not in ("weight", "scales", "zeros")}
+        given = ", ".join(f"{by_name.get(part, '')}%{name}.{part}" for part in types)
         calls.append(f'%{name}_out = ingot.quant_linear(%x, {given}, format="{format}") : f32[T, 32]')
     return "\n".join([*lines, *calls, "return a=%a_out, b=%b_out"]) + "\n"
 
 
-@pytest.mark.parametrize("format", ["int8", "int8_g32", "int8_g64", "int4_g32", "int4_g64"])
+@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32", "int4_g64_asym", "nvfp4"])
 def test_equal_formats_merge(format: str) -> None:
     before = parse_program(pair(format, format))
     after, record = run_pass(MergeLinears(), before, pass_context(), under=Stage.FUSED)
@@ -286,10 +289,9 @@ def test_equal_formats_merge(format: str) -> None:
     ("first", "second", "reason"),
     [
         ("int8", "float", "the weight formats differ: int8, plain"),
-        ("float", "int4_g32", "the weight formats differ: int4_g32, plain"),
+        ("float", "int4_g32_asym", "the weight formats differ: int4_g32_asym, plain"),
         ("int8", "int8_g32", "the weight formats differ: int8, int8_g32"),
-        ("int4_g64", "int4_g32", "the weight formats differ: int4_g32, int4_g64"),
-        ("int8_tensor", "int8_tensor", "format 'int8_tensor' has one scale for a whole weight"),
+        ("int4_g64_asym", "int4_g32_asym", "the weight formats differ: int4_g32_asym, int4_g64_asym"),
     ],
 )
 def test_others_stay_apart_for_a_reason(first: str, second: str, reason: str) -> None:

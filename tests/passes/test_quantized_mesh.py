@@ -19,7 +19,7 @@ from ingot.models.architectures import ARCHITECTURES
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
 
 MESH = {"tp": 2}
-FORMATS = ("int8", "int8_tensor", "int8_g32", "int4_g32")
+FORMATS = ("int8", "int8_tensor", "int8_g32", "int4_g32_asym")
 QUANTIZED = ("qweight", "scales", "zeros")
 # What is refused, by architecture and format, and words of its error. A family that cannot be split says so here.
 REFUSED: dict[tuple[str, str], str] = {}

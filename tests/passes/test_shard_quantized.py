@@ -68,7 +68,7 @@ def brought(model: Model, format: str, mesh: Mapping[str, int]) -> dict[str, Ste
     return {step.name: step for step in staged(model, pipeline, mesh=mesh)[0]}
 
 
-@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
+@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32_asym"])
 def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None:
     model, read = opened()
     alone, steps = (brought(model, format, mesh) for mesh in ({}, MESH))
@@ -83,7 +83,7 @@ def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None
 
 @pytest.mark.parametrize(
     ("format", "scales_by_row", "scales_by_column"),
-    [("int8", True, False), ("int8_tensor", False, False), ("int8_g32", True, True), ("int4_g32", True, True)],
+    [("int8", True, False), ("int8_tensor", False, False), ("int8_g32", True, True), ("int4_g32_asym", True, True)],
 )
 def test_a_rank_has_its_part_of_each_weight(
     format: str, scales_by_row: bool, scales_by_column: bool, opened: Opened
@@ -125,7 +125,7 @@ def test_heads_that_do_not_divide_are_refused_as_before_quantizing(opened: Opene
 
 def test_a_rank_has_whole_groups_or_the_mesh_is_refused(opened: Opened) -> None:
     """Three groups of 32 elements, which are 16 bytes each; without groups the same weight divides."""
-    error = refused(opened, "int4_g32", intermediate_size=96)
+    error = refused(opened, "int4_g32_asym", intermediate_size=96)
     assert error.what == "'layers.0.mlp.down.qweight' has 3 parts of 16, which do not divide among 2 ranks"
     model, _ = opened(intermediate_size=96)
     program: Program = brought(model, "int8", MESH)["shard"].program

@@ -84,7 +84,7 @@ def opened(folder: Path) -> tuple[Model, Callable[[str], torch.Tensor]]:
 def test_the_product_is_that_of_the_plain_weight(dtype: torch.dtype, tiles: Format) -> None:
     x, weight, bias = torch.randn(5, 32).to(dtype), torch.randn(48, 32).to(dtype), torch.randn(48).to(dtype)
     (packed,) = quantize(weight, tiles).values()
-    assert packed.shape == (3, 2, 256) and torch.equal(dequantize(packed, None, None, tiles), weight)
+    assert packed.shape == (3, 2, 256) and torch.equal(dequantize({"weight": packed}, tiles), weight)
     for reference in (ops.quant_linear.reference, ops.quant_linear.rowwise):
         plain = ops.linear.reference if reference is ops.quant_linear.reference else ops.linear.rowwise
         assert torch.equal(reference(x, packed, bias=bias, format="tiles16"), plain(x, weight, bias))

@@ -28,14 +28,14 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     heads = rand(11, 5 * 18).view(11, 5, 18)
     table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
     counts = ints(2, 0, 1)
-    int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32")))
+    int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32_asym")))
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     samples = {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
         "quant_linear": [
             Sample((rand(11, 37), int8["weight"], int8["scales"], None, rand(53)), {"format": "int8"}),
-            Sample((merged[:, 37:69], *int4.values()), {"format": "int4_g32"}),
+            Sample((merged[:, 37:69], *int4.values()), {"format": "int4_g32_asym"}),
         ],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 from ingot.debug.bisect.execution.rope_tables import frequencies
+from ingot.debug.bisect.execution.stored_meanings import NUMBERS, STORED_MOVES
 from ingot.debug.bisect.execution.tensor_check import raw_bits
 from ingot.ir.formats import ELEMENTS, Format, find_format
+from ingot.ir.formats.format import KEPT
 from ingot.ir.recipe import Results
+from ingot.ir.types import DTYPES
 
 Attrs = Mapping[str, Any]
 Tensors = Sequence[torch.Tensor]
@@ -31,10 +34,11 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
     results = result if isinstance(result, dict) else {"": result}
     if step in _MOVED:
         wanted = _MOVED[step]([_numbers(arg) for arg in args], attrs)
+        dtype = _RESULTS.get(step) or (DTYPES[attrs["dtype"]] if step == "bitcast" else args[0].dtype)
         for name, array in wanted.items() if isinstance(wanted, dict) else [("", wanted)]:
             if name not in results:
                 return f"it has no result '{name}'"
-            if problem := _differs(results[name], array, args[0].dtype):
+            if problem := _differs(results[name], array, dtype):
                 return f"{name}: {problem}" if name else problem
         return None
     if step in _COMPUTED:
@@ -120,7 +124,10 @@ _MOVED: Mapping[str, Callable[[list[np.ndarray], Attrs], np.ndarray | dict[str, 
     "repeat": lambda args, attrs: _repeated(args[0], attrs),
     "shard": lambda args, attrs: _sharded(args[0], attrs),
     "split": lambda args, attrs: _split(args[0], attrs),
+    **STORED_MOVES,
 }
+# Steps whose results have another dtype than their first argument.
+_RESULTS = {"unpack": torch.uint8, "pack": torch.uint8, "shift": torch.uint8, "group_order": torch.int32}
 
 
 # --- steps that compute ----------------------------------------------------------------------------------------------
@@ -205,26 +212,40 @@ def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> 
     return _beyond(results[""], wanted, allowed)
 
 
-def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
+def _elements(weight: torch.Tensor, format: Format) -> np.ndarray:
+    """Return the numbers of a weight's stored codes, before any scale."""
     if format.packing not in ("plain", "low_first"):  # only their own code defines their order
-        return format.layout.unpack(weight).contiguous().numpy().astype(np.int64)
-    stored = weight.contiguous().numpy().astype(np.int64)
-    if format.packing == "plain":
-        return stored
-    codes = np.empty((stored.shape[0], stored.shape[1] * 2), np.int64)
-    codes[:, 0::2], codes[:, 1::2] = stored % 16, stored // 16
-    return codes
+        stored = _numbers(format.layout.unpack(weight))
+    else:
+        stored = _numbers(weight)
+    codes = stored.view(np.uint8)
+    if format.packing == "low_first":
+        wide = np.empty((codes.shape[0], codes.shape[1] * 2), np.uint8)
+        wide[:, 0::2], wide[:, 1::2] = codes % 16, codes // 16
+        codes = wide
+    numbers: np.ndarray = NUMBERS[format.element][codes]
+    return numbers
 
 
-def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    """Expand the scales or zero points of a quantized weight to one for each element. Return an array of `shape`.
+def _per_element(part: torch.Tensor, shape: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
+    """Expand scales, zero points or offsets of a quantized weight to one for each element. Return an array of `shape`.
 
-    `part` holds the scales or zero points, one for each block of elements. The format defines the block size.
+    `part` holds one for each block of elements, of `block` rows and columns; 0: all of them.
     """
-    (level,) = format.levels
     rows, columns = np.indices(shape)
-    each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
+    each: np.ndarray = _double(part)[rows // (block[0] or shape[0]), columns // (block[1] or shape[1])]
     return each
+
+
+def _affinity(parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], format: Format) -> tuple[np.ndarray, ...]:
+    """Return the scale, the zero point and the offset of each element."""
+    each = {
+        part: _per_element(parts[part], shape, format.block(part))
+        for part in ("scales", "zeros", "offsets", "outer")
+        if part in format.parts
+    }
+    scale = each["scales"] * each.get("outer", 1.0)
+    return scale, each.get("zeros", np.zeros(shape)), each.get("offsets", np.zeros(shape))
 
 
 def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
@@ -239,9 +260,9 @@ def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | N
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     """Check a quantized weight. Return what is wrong; None if nothing is.
 
-    Codes are the stored integers. They must be in the format's range, and off by at most half a quantization step. In a
-    format with zero points, codes at an end of the range may be off by a whole step. Each scale must be the smallest
-    one that covers the numbers of its block.
+    Elements must be in the format's range, and the nearest to the numbers. In a format with zero points, elements at an
+    end of the range may be off by a whole step. Each scale must be the smallest one that covers the numbers of its
+    block.
     """
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):
@@ -250,43 +271,88 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
     for part, value_type in format.types(wanted.shape, args[0].dtype).items():
         if problem := value_type.mismatch(results[part].contiguous()):
             return f"{part}: {problem}"
-    if format.lossless:
+    if format.element == KEPT:
         return _moved(results["weight"], args[0], format)
-    (level,), (low, high) = format.levels, ELEMENTS[format.element]
-    codes = _codes(results["weight"], format)
-    if codes.min() < low or codes.max() > high:
-        return f"codes from {codes.min()} to {codes.max()}, expected {low} to {high}"
-    scale = _per_element(results["scales"], wanted.shape, format)
-    zero = _per_element(results["zeros"], wanted.shape, format) if level.zeros else np.zeros_like(scale)
-    at_end = level.zeros & ((codes == low) | (codes == high))
-    standing = torch.from_numpy((codes - zero) * scale)
-    steps = np.where(at_end, 1.0, 0.5) * scale
+    element, level = ELEMENTS[format.element], format.levels[0]
+    numbers = _elements(results["weight"], format)
+    if not (numbers.min() >= element.low and numbers.max() <= element.high):
+        return f"elements from {numbers.min():g} to {numbers.max():g}, expected {element.low:g} to {element.high:g}"
+    scale, zero, offset = _affinity(results, wanted.shape, format)
+    at_end = level.zeros & ((numbers == element.low) | (numbers == element.high))
+    standing = torch.from_numpy((numbers - zero) * scale + offset)
+    steps = np.where(at_end, 1.0, _half_gaps((wanted - offset) / scale, format)) * scale
     # Codes are computed in float32, so a value this close to a tie may round either way.
     if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
         return f"more than half a step off: {problem}"
-    return _wrong_scales(results["scales"], wanted, format, high - low if level.zeros else high)
+    return _wrong_scales(results, wanted, format)
 
 
-def _wrong_scales(scales: torch.Tensor, weight: np.ndarray, format: Format, steps: int) -> str | None:
-    (level,), (rows, columns) = format.levels, weight.shape
-    down, along = rows // (level.rows or rows), columns // (level.columns or columns)
-    blocks = weight.reshape(down, rows // down, along, columns // along)
+def _half_gaps(values: np.ndarray, format: Format) -> np.ndarray:
+    """Return half the distance between the elements around each value, in units of the scale.
+
+    A scale that is a power of two leaves the largest values of a block beyond the largest element.
+    """
+    if ELEMENTS[format.element].integer:
+        return np.full(values.shape, 0.5)
+    numbers = np.unique(NUMBERS[format.element][np.isfinite(NUMBERS[format.element])])
+    half: np.ndarray = np.diff(numbers)[np.searchsorted(numbers[1:-1], values)] / 2
+    beyond = np.abs(values) - numbers[-1] if format.levels[0].dtype is torch.float8_e8m0fnu else 0.0
+    wider: np.ndarray = np.maximum(half, beyond)
+    return wider
+
+
+def _wrong_scales(parts: Mapping[str, torch.Tensor], weight: np.ndarray, format: Format) -> str | None:
+    level, element = format.levels[0], ELEMENTS[format.element]
+    rows, columns = level.rows or weight.shape[0], level.columns or weight.shape[1]
+    down, along = level.grid((weight.shape[0], weight.shape[1]))
+    whole = np.zeros((down * rows, along * columns))
+    whole[: weight.shape[0], : weight.shape[1]] = weight
+    blocks = whole.reshape(down, rows, along, columns)
     most, least = blocks.max((1, 3)), blocks.min((1, 3))
-    spread = np.maximum(most, 0) - np.minimum(least, 0) if level.zeros else np.maximum(np.abs(most), np.abs(least))
-    wanted = np.maximum(spread / steps, torch.finfo(level.dtype).tiny)
-    problem = _beyond(scales, wanted, 4 * _unit(level.dtype) * wanted)
+    ranged = level.zeros or level.offsets
+    spread = np.maximum(most, 0) - np.minimum(least, 0) if ranged else np.maximum(np.abs(most), np.abs(least))
+    found = _double(parts["scales"])
+    if "outer" in parts:
+        outer = format.block("outer")
+        found = found * _per_element(parts["outer"], (down, along), (min(outer[0], 1), min(outer[1], 1)))
+    tiny = float(torch.finfo(torch.float32).tiny)
+    if level.dtype is torch.float8_e8m0fnu:
+        wanted = np.exp2(
+            np.maximum(np.floor(np.log2(np.maximum(spread, tiny))) - np.floor(np.log2(element.high)), -127)
+        )
+        problem = _beyond(torch.from_numpy(found), wanted, np.where(spread > tiny, 0.0, 4 * tiny))
+    else:
+        wanted = np.maximum(spread / (element.high - element.low if ranged else element.high), tiny)
+        # A scale of few bits has a smallest number, which blocks of small weights take.
+        slack = 0.0 if level.dtype.itemsize > 2 else float(found.min())
+        problem = _beyond(torch.from_numpy(found), wanted, 4 * _unit(level.dtype) * wanted + slack)
     return f"scales: {problem}" if problem else None
 
 
 def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     format = find_format(attrs["format"])
-    if format.lossless:
+    if format.element == KEPT:
         return _moved(args[0], results[""], format)
-    codes = _codes(args[0], format)
-    scale = _per_element(args[1], codes.shape, format)
-    zero = _per_element(args[2], codes.shape, format) if format.levels[0].zeros else 0.0
-    wanted = (codes - zero) * scale
-    return _beyond(results[""], wanted, _unit(results[""].dtype) * np.abs(wanted))
+    parts = dict(zip(format.parts, args, strict=True))
+    numbers = _elements(parts["weight"], format)
+    scale, zero, offset = _affinity(parts, numbers.shape, format)
+    scaled = (numbers - zero) * scale
+    wanted = scaled + offset
+    allowed = _unit(results[""].dtype) * (2 * np.abs(scaled) + np.abs(wanted))
+    if format.ordered:
+        places = np.argsort(_numbers(parts["order"]))
+        wanted, allowed = wanted[:, places], allowed[:, places]
+    return _beyond(results[""], wanted, allowed)
+
+
+def _multiply(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    wanted = _double(args[0]) * _double(args[1])
+    return _beyond(results[""], wanted, _unit(torch.float32) * np.abs(wanted))
+
+
+def _reciprocal(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    wanted = 1.0 / _double(args[0])
+    return _beyond(results[""], wanted, _unit(torch.float32) * np.abs(wanted))
 
 
 _COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], str | None]] = {
@@ -298,4 +364,6 @@ _COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], s
     "table": _table,
     "quantize": _quantize,
     "dequantize": _dequantize,
+    "multiply": _multiply,
+    "reciprocal": _reciprocal,
 }

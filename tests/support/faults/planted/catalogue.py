@@ -75,7 +75,7 @@ _REGIONS = {"backend": "auto"}
 _MESH = {"backend": "reference", "mesh": {"tp": 2}}
 _MESHED = ("llama", "llama-single", "llama-biased", "qwen3-grouped", "gemma2", "granite")
 _INT8 = {"backend": "reference", "passes": "default,quantize{format=int8}"}
-_GROUPS = {"backend": "reference", "passes": "default,quantize{format=int4_g32}"}
+_GROUPS = {"backend": "reference", "passes": "default,quantize{format=int4_g32_asym}"}
 _FUSED = {"backend": "reference", "passes": "default,fuse-qk-norm-rope{force=true}"}
 _FORMATTED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
 

@@ -9,7 +9,7 @@ from planted.models import DEEP
 _MESHED = ("llama", "llama-biased", "qwen3-grouped", "gemma2", "granite")
 _FORMATTED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
 _EDITS = ("default", "default,-cse", "default,-merge-linears", "default,-fuse-add-rms-norm", "default,-choose-layouts")
-_FORMATS = ("int8", "int8_g32", "int4_g32", "int8_tensor")
+_FORMATS = ("int8", "int8_g32", "int4_g32_asym", "int8_tensor")
 _FEW = {"max_tokens": 16, "max_batch": 8}
 
 

@@ -1,16 +1,20 @@
 """A checkpoint whose config.json says that its weights are quantized is read by what knows how, or refused by name."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoint_files import some_tensors, write_checkpoint
 from tiny import TINY
 
 from ingot import compile_model
 from ingot.frontend.checkpoint import Checkpoint
-from ingot.frontend.quantized_checkpoints import READERS, find_reader
+from ingot.frontend.quantized.fields import Fields
+from ingot.frontend.quantized.readers import READERS, find_reader
+from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.ir import recipe
 from ingot.ir.errors import ConfigError
 
@@ -18,9 +22,8 @@ from ingot.ir.errors import ConfigError
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "is quantized by 'gptq'"),
-        ("quantization_config", {"quant_method": "fp8"}, "is quantized by 'fp8'"),
-        ("compression_config", {"quant_method": "compressed-tensors"}, "is quantized by 'compressed-tensors'"),
+        ("quantization_config", {"quant_method": "aqlm", "bits": 4}, "is quantized by 'aqlm'"),
+        ("compression_config", {"quant_method": "hqq"}, "is quantized by 'hqq'"),
         ("quantization_config", {"bits": 4}, "has a quantization_config without a quant_method"),
         ("quantization_config", {"quant_method": 3}, "has a quantization_config without a quant_method"),
         ("quantization_config", {}, "has a quantization_config without a quant_method"),
@@ -34,7 +37,8 @@ def test_what_no_reader_knows_is_refused(tmp_path: Path, field: str, value: Any,
         Checkpoint.open(folder)
     assert caught.value.what == f"the checkpoint {problem}, which cannot be read"
     assert caught.value.where == f"{folder / 'config.json'}, field '{field}'"
-    assert caught.value.expected == "a checkpoint of floating point weights"
+    assert caught.value.expected.startswith("quant_method 'fp8' or ")
+    assert caught.value.expected.endswith(" or a checkpoint of floating point weights")
     assert "use the original checkpoint" in caught.value.hint
 
 
@@ -46,17 +50,25 @@ def test_the_weights_may_be_plain_numbers(tmp_path: Path) -> None:
 
 def test_a_compile_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """Over float tensors too: what they mean is for the configuration to say."""
-    changes = {"quantization_config": {"quant_method": "awq"}}
+    changes = {"quantization_config": {"quant_method": "vptq"}}
     folder = TINY["llama-plain"].write(tmp_path / "checkpoint", **changes)
-    with pytest.raises(ConfigError, match="is quantized by 'awq'"):
+    with pytest.raises(ConfigError, match="is quantized by 'vptq'"):
         compile_model(folder, tmp_path / "x.ingot", backend="reference")
     assert not (tmp_path / "x.ingot").exists()
 
 
 def test_a_reader_is_found_by_its_method_and_named_to_others() -> None:
-    readers = {**READERS, "toy": lambda described, name: recipe.source(f"{name}.{described['suffix']}")}
-    reader = find_reader({"quantization_config": {"quant_method": "toy", "suffix": "q"}}, "config.json", readers)
-    assert reader is not None and reader({"suffix": "q"}, "a") == recipe.source("a.q")
+    def toy(fields: Fields) -> Callable[[Stored], Logical]:
+        fields.skip("quant_method")
+        fields.end()
+        return lambda stored: Logical(stored.tensors, {"a": recipe.source("a.q")})
+
+    readers = {**READERS, "toy": toy}
+    reader = find_reader({"quantization_config": {"quant_method": "toy"}}, "config.json", readers)
+    assert reader is not None
+    assert reader(Stored({}, lambda name: torch.ones(1), "")).recipes == {"a": recipe.source("a.q")}
     with pytest.raises(ConfigError) as caught:
         find_reader({"quantization_config": {"quant_method": "other"}}, "config.json", readers)
-    assert caught.value.expected == "quant_method 'toy' or a checkpoint of floating point weights"
+    assert "quant_method 'toy'" in caught.value.expected
+    with pytest.raises(ConfigError, match="fields that are not understood: suffix"):
+        find_reader({"quantization_config": {"quant_method": "toy", "suffix": "q"}}, "config.json", readers)

@@ -1,0 +1,44 @@
+"""Find the reader of a checkpoint's quantized weights, by the `quant_method` of its config.json."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ingot.frontend.quantized.compressed_tensors import read_compressed_tensors
+from ingot.frontend.quantized.fields import ORIGINAL, Fields
+from ingot.frontend.quantized.fp8 import read_fp8
+from ingot.frontend.quantized.stored import Logical, Stored
+from ingot.ir.errors import ConfigError
+
+# Checks the fields of a quantization_config, and returns a function that finds the weights among stored tensors.
+Reader = Callable[[Fields], Callable[[Stored], Logical]]
+# Older versions of compressed-tensors wrote compression_config.
+FIELDS = ("quantization_config", "compression_config")
+
+READERS: Mapping[str, Reader] = {"fp8": read_fp8, "compressed-tensors": read_compressed_tensors}
+
+
+def find_reader(
+    config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS
+) -> Callable[[Stored], Logical] | None:
+    """Return the reader of a checkpoint's quantized weights; None if the weights are not quantized.
+
+    The reader takes the stored tensors and returns the checkpoint's weights. `readers` maps values of `quant_method`,
+    such as "gptq", to functions that make readers. `where` names the config.json in errors. Raises ConfigError if
+    `readers` lacks the method, or if a field is not understood.
+    """
+    field = next((name for name in FIELDS if config.get(name) is not None), None)
+    if field is None:
+        return None
+    described, place = config[field], f"{where}, field '{field}'"
+    method = described.get("quant_method") if isinstance(described, dict) else None
+    if isinstance(method, str) and method in readers:
+        return readers[method](Fields(described, place))
+    found = f"is quantized by '{method}'" if isinstance(method, str) else f"has a {field} without a quant_method"
+    raise ConfigError(
+        f"the checkpoint {found}, which cannot be read",
+        where=place,
+        expected=" or ".join(
+            [*(f"quant_method '{name}'" for name in readers), "a checkpoint of floating point weights"]
+        ),
+        hint=ORIGINAL,
+    )

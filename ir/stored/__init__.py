@@ -1,0 +1,1 @@
+"""Recipe steps and recipes that read the tensors of quantized checkpoints."""
