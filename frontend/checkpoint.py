@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 
-from ingot.frontend.checkpoint_files import CONFIG, CONVERT, PICKLE_SUFFIXES, TOKENIZER_FILES, name_files
-from ingot.frontend.quantized.readers import find_reader
+from ingot.frontend.checkpoint_files import (
+    CONFIG,
+    CONVERT,
+    PICKLE_SUFFIXES,
+    QUANT_CONFIG,
+    TOKENIZER_FILES,
+    name_files,
+)
+from ingot.frontend.quantized.readers import FIELDS, find_reader
 from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.frontend.tensor_files import read_tensors
@@ -148,10 +155,14 @@ class Checkpoint:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the parsed config.json of a checkpoint folder. The folder need not have weights yet.
 
+    A description of quantized weights in hf_quant_config.json is added to it.
+
     Raises ConfigError if the file is missing or malformed, or if its quantization method is not supported.
     """
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
+    if (folder / QUANT_CONFIG).is_file() and not any(config.get(name) is not None for name in FIELDS):
+        config["quantization_config"] = {"quant_method": "modelopt", **_read_config(folder / QUANT_CONFIG)}
     find_reader(config, str(folder / CONFIG))
     return config
 
@@ -204,17 +215,17 @@ def _read_config(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             data = stream.read(_MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{CONFIG} cannot be read: {error.strerror}", where=str(file)) from error
+        raise ConfigError(f"{file.name} cannot be read: {error.strerror}", where=str(file)) from error
     if len(data) > _MAX_CONFIG_BYTES:
-        raise ConfigError(f"{CONFIG} is too large", where=str(file), expected=f"at most {_MAX_CONFIG_BYTES} bytes")
+        raise ConfigError(f"{file.name} is too large", where=str(file), expected=f"at most {_MAX_CONFIG_BYTES} bytes")
     try:
         config = parse_json(data, strict=False)
     except ValueError as error:
         raise ConfigError(
-            f"{CONFIG} is not JSON: {str(error)[:300]}", where=str(file), expected="a JSON object"
+            f"{file.name} is not JSON: {str(error)[:300]}", where=str(file), expected="a JSON object"
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(
-            f"{CONFIG} holds a value of type {type(config).__name__}", where=str(file), expected="a JSON object"
+            f"{file.name} holds a value of type {type(config).__name__}", where=str(file), expected="a JSON object"
         )
     return config

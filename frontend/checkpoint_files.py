@@ -9,6 +9,7 @@ from ingot.ir.json_text import parse_json
 from ingot.ir.listing import LISTED
 
 CONFIG = "config.json"
+QUANT_CONFIG = "hf_quant_config.json"  # written by NVIDIA's ModelOpt
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",

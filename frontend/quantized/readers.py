@@ -3,9 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ingot.frontend.quantized.auto_round import read_auto_round
+from ingot.frontend.quantized.awq import read_awq
+from ingot.frontend.quantized.bitsandbytes import read_bitsandbytes
 from ingot.frontend.quantized.compressed_tensors import read_compressed_tensors
+from ingot.frontend.quantized.fbgemm_fp8 import read_fbgemm_fp8
 from ingot.frontend.quantized.fields import ORIGINAL, Fields
 from ingot.frontend.quantized.fp8 import read_fp8
+from ingot.frontend.quantized.gptq import read_gptq
+from ingot.frontend.quantized.modelopt import read_modelopt
 from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.ir.errors import ConfigError
 
@@ -14,7 +20,18 @@ Reader = Callable[[Fields], Callable[[Stored], Logical]]
 # Older versions of compressed-tensors wrote compression_config.
 FIELDS = ("quantization_config", "compression_config")
 
-READERS: Mapping[str, Reader] = {"fp8": read_fp8, "compressed-tensors": read_compressed_tensors}
+READERS: Mapping[str, Reader] = {
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
+    "modelopt": read_modelopt,
+    "fbgemm_fp8": read_fbgemm_fp8,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
+    "inc": read_auto_round,
+}
 
 
 def find_reader(

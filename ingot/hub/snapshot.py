@@ -16,6 +16,7 @@ from ingot.frontend.checkpoint_files import (
     CONVERT,
     INDEX,
     PICKLE_SUFFIXES,
+    QUANT_CONFIG,
     SINGLE,
     TOKENIZER_FILES,
     name_files,
@@ -148,6 +149,8 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
         folder = download_one(name, CONFIG).parent
         if folder.name != commit:  # the revision has moved since
             return open_snapshot(HubName(name.repository, folder.name), progress)
+    if QUANT_CONFIG in listing:  # config.json may leave the description of quantized weights to it
+        download_one(HubName(name.repository, commit), QUANT_CONFIG)
     for file in _KNOWN:
         if file not in listing:
             _remember_absence(HubName(name.repository, commit), file)

@@ -18,6 +18,7 @@ class Activations:
     dynamic    whether scales are computed in each step. If not, the stored number is the scale. If both, the computed
                scales are relative to the stored number, as in NVFP4.
     outliers   elements of at least this magnitude are not rounded, and scales leave them out; 0: there are none
+    bound      the largest magnitude that a computed scale covers, larger elements saturate; 0: any
 
     A rule never looks at other tokens of the step. So results do not depend on the batch.
     """
@@ -28,6 +29,7 @@ class Activations:
     stored: bool = False
     dynamic: bool = True
     outliers: float = 0.0
+    bound: float = 0.0
 
     @property
     def whole_rows(self) -> bool:
@@ -49,7 +51,9 @@ class Activations:
         inner = blocks if kept is None else blocks.masked_fill(kept, 0.0)
         # A block of zeros has no scale; the smallest normal number avoids a division by zero.
         least = torch.finfo(torch.float32).tiny
-        scale = (inner.abs().amax(-1, keepdim=True) / element.high).clamp(min=least)
+        most = inner.abs().amax(-1, keepdim=True)
+        most = most.clamp(max=self.bound) if self.bound else most
+        scale = (most / element.high).clamp(min=least)
         scale = round_scale(scale if outer is None else scale / outer, self.scales, element)
         scale = scale if outer is None else scale * outer
         found = torch.where(scale == 0, torch.zeros_like(inner), element.nearest(inner / scale) * scale)

@@ -8,7 +8,8 @@ The text is the element type, the levels of scales, and what else differs from a
     f8e4m3/128x128:f32/x=f8e4m3:128              activations rounded in groups of 128
 
 A block is ROWSxCOLUMNS, and "*" stands for all of them. The rule of activations follows "x=": its element type, the
-group ("*": a token, "static": none), the dtype of scales if that is not f32, "stored", and "outliers" with a number.
+group ("*": a token, "static": none), the dtype of scales if that is not f32, "stored", and "outliers" or "bound" with
+a number.
 """
 
 from dataclasses import replace
@@ -22,6 +23,8 @@ from ingot.ir.formats.format import KEPT, Format, Scales
 FORMATS: dict[str, Format] = {}
 # Other names of registered formats.
 ALIASES: dict[str, str] = {}
+# The numbers of a rule of activations.
+_NUMBERS = ("outliers", "bound")
 _DTYPE_TEXT = {dtype: name for name, dtype in SCALE_DTYPES.items()}
 
 
@@ -95,7 +98,7 @@ def _spell(made: Format) -> str:
         parts = [rule.element, _count(rule.columns) if rule.dynamic else "static"]
         parts += [_DTYPE_TEXT[rule.scales]] if rule.scales is not SCALE_DTYPES["f32"] else []
         parts += ["stored"] if rule.stored and rule.dynamic else []
-        parts += [f"outliers{rule.outliers:g}"] if rule.outliers else []
+        parts += [f"{name}{getattr(rule, name)!r}" for name in _NUMBERS if getattr(rule, name)]
         words.append("x=" + ":".join(parts))
     return "/".join(words) if len(words) > 1 else f"{made.element}/"
 
@@ -139,8 +142,9 @@ def _parse_activations(text: str) -> Activations:
     for word in rest:
         if word == "stored":
             made = replace(made, stored=True)
-        elif word.startswith("outliers"):
-            made = replace(made, outliers=float(word.removeprefix("outliers")))
+        elif name := next((name for name in _NUMBERS if word.startswith(name)), None):
+            number = float(word.removeprefix(name))
+            made = replace(made, outliers=number) if name == "outliers" else replace(made, bound=number)
         else:
             made = replace(made, scales=SCALE_DTYPES[word])
     return made
