@@ -125,7 +125,8 @@ class Request:
         if trace not in LEVELS:
             raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
         axes = check_mesh(mesh or {})
-        edit_pipeline(passes, pipeline_for(axes))
+        # The checkpoint may add this pass, so that it can be left out.
+        edit_pipeline(passes, edit_pipeline(f"default,{AdoptQuantized.name}", pipeline_for(axes)))
         machine = Target.named(target)
         _check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)

@@ -92,7 +92,7 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
     config = json.loads((tiny / "config.json").read_text())
     for name, changes in (
         ("org/odd", {"architectures": ["LlamaForCausalLLM"]}),
-        ("org/fp8", {"quantization_config": {"quant_method": "fp8"}}),
+        ("org/vptq", {"quantization_config": {"quant_method": "vptq"}}),
     ):
         changed = json.dumps({**config, **changes}).encode()
         hub.add(name, {"config.json": changed, "model.safetensors": b"w" * 1000})
@@ -101,7 +101,7 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
         ("no folder 'org/tiny/'", "without the slash"): ("org/tiny/", None),
         ("none is not there", "a repository on the hub, as in org/name"): ("none", None),
         ("'LlamaForCausalLLM' is not supported",): ("org/odd", {}),
-        ("quantized by 'fp8'",): ("org/fp8", {}),
+        ("quantized by 'vptq'",): ("org/vptq", {}),
         ("max_seq_len is 1048576",): ("org/tiny", {"max_seq_len": 1 << 20}),
         ("the checkpoint 'draft' is not needed",): ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
         ("has no revision 'v9'",): ("org/tiny", {"revision": "v9"}),

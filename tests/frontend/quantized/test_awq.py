@@ -17,7 +17,8 @@ UP = "model.layers.0.mlp.up_proj"
 
 def words(codes: torch.Tensor, order: tuple[int, ...] = NIBBLES) -> torch.Tensor:
     eight = codes.long().unflatten(-1, (-1, 8))
-    return sum(eight[..., output] << (4 * nibble) for nibble, output in enumerate(order)).to(torch.uint32).view(torch.int32)  # type: ignore[union-attr]  # fmt: skip
+    whole = torch.stack([eight[..., output] << (4 * nibble) for nibble, output in enumerate(order)]).sum(0)
+    return whole.to(torch.uint32).view(torch.int32)
 
 
 def awq(size: int, order: tuple[int, ...] = NIBBLES) -> Write:

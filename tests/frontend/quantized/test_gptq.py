@@ -30,7 +30,8 @@ def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [K, N] in words [K * bits / 32, N], the first code in the lowest bits."""
     many = 32 // bits
     groups = codes.long().unflatten(0, (-1, many))
-    return sum(groups[:, i] << (bits * i) for i in range(many)).to(torch.uint32).view(torch.int32)  # type: ignore[union-attr]
+    whole = torch.stack([groups[:, i] << (bits * i) for i in range(many)]).sum(0)
+    return whole.to(torch.uint32).view(torch.int32)
 
 
 def gptq(bits: int, size: int, version: int = 1, symmetric: bool = True, order: torch.Tensor | None = None) -> Write:
