@@ -50,7 +50,9 @@ def read_compressed_tensors(fields: Fields) -> Callable[[Stored], Logical]:
         if (given := fields.object(name)) is not None and given.values not in ({}, {"format": "dense"}):
             raise fields.error(name, f"is {given.values!r:.80}", expected)
     fields.skip("quant_method", "global_compression_ratio", "version")
-    groups = _groups(fields, whole)
+    # A config may describe the cache alone.
+    groups = [] if cache is not None and not fields.values.get("config_groups") else _groups(fields, whole)
+    fields.skip("config_groups")
     fields.end()
 
     def read(stored: Stored) -> Logical:

@@ -360,3 +360,17 @@ def test_a_group_that_does_not_divide(tmp_path: Path) -> None:
     fields = config("pack-quantized", args(num_bits=4, strategy="group", group_size=48))
     with pytest.raises(CheckpointError, match=r"rows of 256 elements of .* are no multiple of the group of 48"):
         written.rewrite(lambda tensors: None, **fields).request()
+
+
+def test_a_config_of_the_cache_alone(tmp_path: Path) -> None:
+    cache = args(type="float", strategy="tensor")
+    described = {**config("dense", None), "config_groups": {}, "kv_cache_scheme": cache}
+    written = write_quantized(tmp_path / "m", described, lambda module, weight: None)
+
+    def scales(tensors: Tensors) -> None:
+        for part in "kv":
+            tensors[f"model.layers.0.self_attn.{part}_scale"] = torch.tensor([0.5])
+
+    request = written.rewrite(scales).request()
+    attention = next(node for node in request.trace().entries["main"].calls() if "attention" in str(node.target))
+    assert attention.kwargs["k_scale"] == 0.5 and not request.checkpoint.logical.recipes
