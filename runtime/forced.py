@@ -15,7 +15,7 @@ from ingot.runtime.sequence_pages import SequencePages
 
 # A step that feeds several tokens of a sequence takes longer than a decode step, and all its sequences wait for it. So
 # it must save this many tokens for each of them. If it has few tokens, so that it runs the code of decode steps, it
-# takes 1.05 to 1.15 times as long (bundled model on two cores, 1 to 8 sequences, one of which is fed 7 tokens). A step
+# takes 1.05 to 1.15 times as long (bundled model on two cores, 1 to 8 sequences, 7 tokens for one of them). A step
 # of more tokens runs other code. 12 to 48 sequences then take 1.05 to 1.15 times as long as well, but ten times as long
 # on a busy machine, where compiled regions stall; the second number keeps such steps rare. Not measured on a GPU.
 _LEAST_SAVED_FEW = 1 / 8

@@ -82,7 +82,8 @@ def _two_bits(data: torch.Tensor) -> torch.Tensor:
     """Return the codes of 64 bytes: of each half, the lowest two bits of its 32 bytes, then the next two, and so on."""
     halves = data.unflatten(-1, (2, 1, 32))
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=data.device)[:, None]
-    return ((halves >> places) & 3).flatten(-3)
+    codes: torch.Tensor = ((halves >> places) & 3).flatten(-3)
+    return codes
 
 
 def _q2_k(data: torch.Tensor) -> Parts:

@@ -5,7 +5,7 @@ from typing import Any
 # Keywords of JSON schemas whose value maps names to schemas, and those whose value is data.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
-# Keywords beside which `properties` names only some of an object's properties.
+# Keywords next to which `properties` names only some of an object's properties.
 _OTHERS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties")
 
 

@@ -69,7 +69,7 @@ class Matcher:
         `exists` is False.
         """
         found = list(self.forced(num_outputs))
-        # The clock of the thread leaves out what a busy machine does meanwhile, but takes longer to read.
+        # The clock of the thread leaves out other work of a busy machine, but takes longer to read.
         clock = time.thread_time if self._suspect else time.perf_counter
         begin = last = clock()
         while len(found) < most and last - begin < FAST_SECONDS and not (self._ended or self.backend.is_error()):
