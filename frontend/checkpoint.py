@@ -3,6 +3,7 @@
 import mmap
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,10 @@ from ingot.frontend.checkpoint_files import (
     TOKENIZER_FILES,
     name_files,
 )
+from ingot.frontend.gguf.config import config_of
+from ingot.frontend.gguf.file import SUFFIX, find_gguf, read_gguf
+from ingot.frontend.gguf.tokenizer import write_tokenizer
+from ingot.frontend.gguf.weights import read_weights
 from ingot.frontend.quantized.readers import FIELDS, find_reader
 from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.frontend.safetensors_header import TensorInfo
@@ -55,14 +60,17 @@ class Checkpoint:
     others: Mapping[str, "Checkpoint"] = field(default_factory=dict)
     quantized: Logical | None = None
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
+    _kept: object = field(default=None, repr=False)  # a temporary folder of tokenizer files
 
     @staticmethod
     def open(path: str | Path) -> "Checkpoint":
-        """Open a checkpoint folder: read its config.json and the headers of its tensor files.
+        """Open a checkpoint folder, or a GGUF file: read its config.json and the headers of its tensor files.
 
         Raises ConfigError if the folder or the config.json is missing or malformed, or if the quantization is not
         supported. Raises CheckpointError if tensor files are missing or malformed.
         """
+        if (file := find_gguf(path)) is not None:
+            return _open_gguf(file)
         folder = _folder(path)
         config = read_config(folder)
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
@@ -159,12 +167,24 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     Raises ConfigError if the file is missing or malformed, or if its quantization method is not supported.
     """
+    if (file := find_gguf(path)) is not None:
+        return config_of(read_gguf(file))
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
     if (folder / QUANT_CONFIG).is_file() and not any(config.get(name) is not None for name in FIELDS):
         config["quantization_config"] = {"quant_method": "modelopt", **_read_config(folder / QUANT_CONFIG)}
     find_reader(config, str(folder / CONFIG))
     return config
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file. Its tokenizer is written into a temporary folder, which the checkpoint keeps."""
+    file = read_gguf(path)
+    config, kept = config_of(file), tempfile.TemporaryDirectory(prefix="ingot-gguf-")
+    made = Checkpoint(path, config, file.tensors, write_tokenizer(file, Path(kept.name)), _kept=kept)
+    stored = Stored(file.tensors, made.read, str(path))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    return replace(made, quantized=read_weights(file, stored, heads, kv_heads))
 
 
 def _folder(path: str | Path) -> Path:
@@ -198,8 +218,8 @@ def _no_config_hint(folder: Path) -> str:
         return "this is an artifact: it is compiled already"
     if (folder / "adapter_config.json").is_file():
         return "this is an adapter: compile its base model with --adapter and this folder"
-    if gguf := [one for one in folder.iterdir() if one.suffix == ".gguf"]:
-        return f"use the safetensors checkpoint that the GGUF files were made from: {name_files(gguf)}"
+    if gguf := [one for one in folder.iterdir() if one.suffix == SUFFIX]:
+        return f"name one of the GGUF files: {name_files(gguf)}"
     return f"found there: {name_files(folder.iterdir())}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.ir.formats import PACKINGS
+from ingot.ir.stored.gguf_blocks import read_blocks
 from ingot.ir.types import DTYPES
 
 Attrs = Mapping[str, Any]
@@ -104,7 +105,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.to(torch.float32) * right.to(torch.float32)
 
 
-STORED_STEPS: Mapping[str, Callable[[list[torch.Tensor], Attrs], torch.Tensor]] = {
+STORED_STEPS: Mapping[str, Callable[[list[torch.Tensor], Attrs], torch.Tensor | dict[str, torch.Tensor]]] = {
     "unpack": lambda args, attrs: unpack(args[0], attrs),
     "pack": lambda args, attrs: pack(args[0], attrs),
     "bitcast": lambda args, attrs: bitcast(args[0], attrs),
@@ -114,5 +115,6 @@ STORED_STEPS: Mapping[str, Callable[[list[torch.Tensor], Attrs], torch.Tensor]] 
     "check_scales": lambda args, attrs: check_scales(args[0], attrs),
     "multiply": lambda args, attrs: multiply(args[0], args[1]),
     "reciprocal": lambda args, attrs: 1.0 / args[0].to(torch.float32),
+    "gguf_blocks": lambda args, attrs: read_blocks(args[0], str(attrs["type"])),
     "lookup": lambda args, attrs: args[0].flatten()[args[1].long()],
 }

@@ -52,7 +52,8 @@ def _signed(codes: torch.Tensor, offset: int) -> torch.Tensor:
 def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
     """Return the bits of four bytes, the lowest first, as 16 for a set bit."""
     places = torch.arange(8, dtype=torch.uint8, device=data.device)
-    return (((data.unsqueeze(-1) >> places) & 1) << 4).flatten(-2)
+    found: torch.Tensor = (((data.unsqueeze(-1) >> places) & 1) << 4).flatten(-2)
+    return found
 
 
 def _q4_0(data: torch.Tensor) -> Parts:
@@ -82,8 +83,8 @@ def _two_bits(data: torch.Tensor) -> torch.Tensor:
     """Return the codes of 64 bytes: of each half, the lowest two bits of its 32 bytes, then the next two, and so on."""
     halves = data.unflatten(-1, (2, 1, 32))
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=data.device)[:, None]
-    codes: torch.Tensor = ((halves >> places) & 3).flatten(-3)
-    return codes
+    found: torch.Tensor = ((halves >> places) & 3).flatten(-3)
+    return found
 
 
 def _q2_k(data: torch.Tensor) -> Parts:

@@ -1,8 +1,11 @@
 """Recipes of the steps in `ingot.ir.stored.elements`, which readers of quantized checkpoints use."""
 
+from dataclasses import replace
+
 import torch
 
 from ingot.ir.recipe import Attr, Recipe
+from ingot.ir.stored.gguf_blocks import BLOCK_TYPES
 from ingot.ir.types import DTYPE_NAMES
 
 
@@ -57,6 +60,16 @@ def multiply(left: Recipe, right: Recipe) -> Recipe:
 def reciprocal(recipe: Recipe) -> Recipe:
     """Return a recipe for 1 / x in float32."""
     return _step("reciprocal", recipe)
+
+
+def gguf_blocks(rows: Recipe, kind: str) -> dict[str, Recipe]:
+    """Return recipes for the codes, scales and offsets of rows of GGUF's blocks, by part name.
+
+    `rows` is u8[N, bytes], and `kind` the type of its blocks, such as "Q4_K". Types without offsets lack these.
+    """
+    step = _step("gguf_blocks", rows, type=kind)
+    parts = ("weight", "scales", "offsets")[: 2 + BLOCK_TYPES[kind].offsets]
+    return {part: replace(step, output=part) for part in parts}
 
 
 def lookup(table: Recipe, codes: Recipe) -> Recipe:

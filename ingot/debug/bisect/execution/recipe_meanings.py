@@ -16,6 +16,7 @@ from ingot.debug.bisect.execution.tensor_check import raw_bits
 from ingot.ir.formats import ELEMENTS, Format, find_format
 from ingot.ir.formats.format import KEPT
 from ingot.ir.recipe import Results
+from ingot.ir.stored.gguf_blocks import BLOCK_TYPES
 from ingot.ir.types import DTYPES
 
 Attrs = Mapping[str, Any]
@@ -345,6 +346,19 @@ def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]
     return _beyond(results[""], wanted, allowed)
 
 
+def _gguf_blocks(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    """Check codes, scales and offsets of GGUF's blocks by the weight that they make, against the package `gguf`."""
+    import gguf  # a checkpoint of such blocks is read by this package
+
+    kind = BLOCK_TYPES[attrs["type"]]
+    wanted = gguf.quants.dequantize(args[0].contiguous().numpy(), gguf.GGMLQuantizationType[attrs["type"]])
+    numbers = NUMBERS[kind.element][_numbers(results["weight"]).view(np.uint8)]
+    scaled = numbers * _double(results["scales"]).repeat(kind.group, 1)
+    offset = _double(results["offsets"]).repeat(kind.group, 1) if kind.offsets else 0.0
+    allowed = 2 * _unit(torch.float32) * (np.abs(scaled) + np.abs(offset))
+    return _beyond(torch.from_numpy(scaled + offset), wanted.astype(np.float64), allowed)
+
+
 def _multiply(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     wanted = _double(args[0]) * _double(args[1])
     return _beyond(results[""], wanted, _unit(torch.float32) * np.abs(wanted))
@@ -364,6 +378,7 @@ _COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], s
     "table": _table,
     "quantize": _quantize,
     "dequantize": _dequantize,
+    "gguf_blocks": _gguf_blocks,
     "multiply": _multiply,
     "reciprocal": _reciprocal,
 }

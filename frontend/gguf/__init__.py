@@ -1,0 +1,1 @@
+"""GGUF files as checkpoints: their weights, configuration and tokenizer."""
