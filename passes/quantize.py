@@ -1,6 +1,7 @@
 """quantize: stores the weights of linears in another format, of fewer bits or another order."""
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from torch import fx
@@ -20,8 +21,10 @@ from ingot.passes.rewrite import Rewriter, described
 class Quantize(Pass):
     """Replaces the weight of each `linear` by params in a quantized format, such as codes and scales.
 
-    format    name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result.
-    lm_head   whether the linear that computes the logits is quantized too
+    format      name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result.
+    lm_head     whether the linear that computes the logits is quantized too
+    ignore      patterns of weights that stay, separated by "|", such as "layers.0.*|*.mlp.down.weight"
+    overrides   other formats for some weights, as "PATTERN=FORMAT|…"; the first pattern that matches counts
 
     The embedding is not quantized. A weight stays too if its rows are shorter than a group (elements with one scale):
     its scales would take more bytes than quantizing saves. Any other weight that does not fit the format is an error.
@@ -32,38 +35,58 @@ class Quantize(Pass):
     joins: ClassVar[Stage] = Stage.QUANTIZED
     format: str = "int8"
     lm_head: bool = False
+    ignore: str = ""
+    overrides: str = ""
 
     def __post_init__(self) -> None:
-        if missing := sorted(SHARED_PARTS & set(find_format(self.format).parts)):
-            raise OptionError(
-                f"the format '{self.format}' has {' and '.join(missing)}, which the weight alone does not determine",
-                where=f"pass {self.name}",
-                expected="a format of weights, with activations that are not rounded or rounded in each step",
-            )
+        for name in (self.format, *(name for _, name in self._overrides)):
+            if missing := sorted(SHARED_PARTS & set(find_format(name).parts)):
+                raise OptionError(
+                    f"the format '{name}' has {' and '.join(missing)}, which the weight alone does not determine",
+                    where=f"pass {self.name}",
+                    expected="a format of weights, with activations that are not rounded or rounded in each step",
+                )
+
+    @property
+    def _overrides(self) -> list[tuple[str, str]]:
+        """Return the pairs of a pattern and a format. Raises OptionError for an item that is no pair."""
+        pairs = [item.rpartition("=") for item in self.overrides.split("|") if item]
+        if bad := [name for pattern, _, name in pairs if not pattern]:
+            raise OptionError(f"the override '{bad[0]}'", where=f"pass {self.name}", expected="PATTERN=FORMAT")
+        return [(pattern, name) for pattern, _, name in pairs]
+
+    def format_of(self, weight: str) -> Format | None:
+        """Return the format for the param `weight`; None if it stays as it is."""
+        if any(fnmatchcase(weight, pattern) for pattern in self.ignore.split("|")):
+            return None
+        names = [name for pattern, name in self._overrides if fnmatchcase(weight, pattern)]
+        return find_format(names[0] if names else self.format)
 
     @property
     def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the format; other passes have one contract
-        return Numerics.EXACT if find_format(self.format).lossless else Numerics.LOSSY
+        names = (self.format, *(name for _, name in self._overrides))
+        return Numerics.EXACT if all(find_format(name).lossless for name in names) else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        program, format = rewriter.program, find_format(self.format)
+        program = rewriter.program
         heads = frozenset() if self.lm_head else _heads(program)
-        chosen: list[fx.Node] = []
+        chosen: dict[fx.Node, Format] = {}
         for node in program.calls(ops.linear.overload):
             if node in heads:
                 continue
-            if _weight(node).meta.get("kind") == "param":
-                chosen.append(node)
-            else:
+            if _weight(node).meta.get("kind") != "param":
                 rewriter.refuse(node, f"the weight is not a param but {described(_weight(node))}")
-        small = {node: reason for node in chosen if (reason := format.below_group(_shape(node))) is not None}
+            elif (found := self.format_of(str(_weight(node).target))) is not None:
+                chosen[node] = found
+        small = {node: reason for node in chosen if (reason := chosen[node].below_group(_shape(node))) is not None}
         if len(small) < len(chosen):
             for node, reason in small.items():
                 rewriter.refuse(node, reason)
-            chosen = [node for node in chosen if node not in small]
-        _check_fit(list(map(_weight, chosen)), format)
+                del chosen[node]
+        for format in dict.fromkeys(chosen.values()):
+            _check_fit([_weight(node) for node, own in chosen.items() if own == format], format)
         stored: dict[fx.Node, StoredWeight] = {}  # two linears may share a weight
-        for node in chosen:
+        for node, format in chosen.items():
             if not rewriter.take(node):
                 break
             matmul, weight = matmul_of(node), _weight(node)

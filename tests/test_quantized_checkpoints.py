@@ -1,5 +1,6 @@
 """Quantized checkpoints from files to tokens: compiled, checked, served, bisected, and divided over a mesh."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from quantized_files import (
     not_the_head,
     write_quantized,
 )
+from safetensors.torch import save_file
 from staged import LIMITS, logits_of, staged
 
 from ingot import LLM, SamplingParams, bisect, compile_model, open_artifact
@@ -135,6 +137,23 @@ def test_the_pass_cannot_be_left_out_of_a_float_model(written: Written) -> None:
     request = replace(written, folder=written.folder.parent / "m-floats").request(passes="default,-adopt-quantized")
     with pytest.raises(OptionError, match="pass 'adopt-quantized' does not run by default"):
         request.pipeline()
+
+
+def test_adapters_are_merged_or_refused(written: Written, tmp_path: Path) -> None:
+    """A merged adapter changes the weight, so that one is dequantized."""
+    with pytest.raises(OptionError, match="max_loras with a quantized checkpoint"):
+        written.request(max_loras=2)
+    module, draw = "model.layers.0.mlp.up_proj", torch.Generator().manual_seed(0)
+    factors = {"A": torch.randn(4, 128, generator=draw), "B": torch.randn(256, 4, generator=draw) / 8}
+    names = {f"base_model.model.{module}.lora_{part}.weight": value for part, value in factors.items()}
+    save_file(names, tmp_path / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["up_proj"], "task_type": "CAUSAL_LM"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(described))
+    request = written.request(adapter=tmp_path, dtype="float32")
+    program = staged(request.trace(), request.pipeline(), LIMITS)[1].fused
+    made = program.params["layers.0.mlp.up.weight"].recipe.execute(request.checkpoint.read)
+    assert torch.allclose(made, written.floats[f"{module}.weight"] + factors["B"] @ factors["A"], atol=1e-5)
+    assert "layers.0.mlp.gate.qweight" in program.params
 
 
 MESH = {"tp": 2}

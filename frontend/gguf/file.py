@@ -46,11 +46,14 @@ class GgufFile:
 def find_gguf(path: str | Path) -> Path | None:
     """Return the GGUF file that `path` names: itself, or the only one of a folder without config.json. Else None."""
     found = Path(path)
-    if found.suffix == SUFFIX and found.is_file():
-        return found
-    if found.is_dir() and not (found / "config.json").is_file():
-        files = [one for one in found.iterdir() if one.suffix == SUFFIX]
-        return files[0] if len(files) == 1 else None
+    try:
+        if found.suffix == SUFFIX and found.is_file():
+            return found
+        if found.is_dir() and not (found / "config.json").is_file():
+            files = [one for one in found.iterdir() if one.suffix == SUFFIX]
+            return files[0] if len(files) == 1 else None
+    except (OSError, ValueError):  # what opens the folder says what is wrong with it
+        return None
     return None
 
 

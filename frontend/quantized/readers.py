@@ -12,6 +12,7 @@ from ingot.frontend.quantized.fields import ORIGINAL, Fields
 from ingot.frontend.quantized.fp8 import read_fp8
 from ingot.frontend.quantized.gptq import read_gptq
 from ingot.frontend.quantized.modelopt import read_modelopt
+from ingot.frontend.quantized.quark import read_quark
 from ingot.frontend.quantized.stored import Logical, Stored
 from ingot.ir.errors import ConfigError
 
@@ -28,6 +29,7 @@ READERS: Mapping[str, Reader] = {
     "bitsandbytes": read_bitsandbytes,
     "modelopt": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
+    "quark": read_quark,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
     "inc": read_auto_round,

@@ -157,6 +157,13 @@ class Request:
         max_lora_rank = check_loras(max_loras, max_lora_rank, axes)
         opened = Checkpoint.open(source.fetch(progress))
         further = {alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()}
+        if max_loras and opened.quantized is not None:
+            raise OptionError(
+                "max_loras with a quantized checkpoint",
+                where=str(opened.folder),
+                expected="a checkpoint of floating point weights",
+                hint="merge the adapter with --adapter, or compile the float checkpoint",
+            )
         if merged is not None:
             further[ALIAS] = adapter_checkpoint(merged)
         if further:

@@ -28,9 +28,10 @@ FILES = {
     "square": torch.randn(5, 5, generator=torch.Generator().manual_seed(1)).bfloat16(),
     "words": torch.tensor([[0x76543210], [0x0FEDCBA9]], dtype=torch.int32),
     "groups": torch.tensor([1, 0, 1, 0], dtype=torch.int32),
+    "blocks": torch.tensor([[0x00, 0x40, *range(32)]], dtype=torch.uint8),  # 2.0 as a half, then bytes
 }
-A, B, HALF, ROWS, SQUARE, WORDS, GROUPS = (FILES[name] for name in FILES)
-a, b, half, rows, square, words, groups = (source(name) for name in FILES)
+A, B, HALF, ROWS, SQUARE, WORDS, GROUPS, BLOCKS = (FILES[name] for name in FILES)
+a, b, half, rows, square, words, groups, blocks = (source(name) for name in FILES)
 # The codes of four bits in WORDS.
 NIBBLES = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 0], dtype=torch.uint8)
 
@@ -121,6 +122,8 @@ CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (q.check_scales(half), lambda: HALF),
     (q.multiply(half, r.take_slice(half, 1, 0, 1)), lambda: HALF.float() * HALF[:, :1].float()),
     (q.reciprocal(half), lambda: 1 / HALF.float()),
+    (q.gguf_blocks(blocks, "Q8_0")["weight"], lambda: torch.arange(32, dtype=torch.int8).view(1, 32)),
+    (q.gguf_blocks(blocks, "Q8_0")["scales"], lambda: torch.tensor([[2.0]], dtype=torch.float16)),
     (q.lookup(a, q.unpack(words, 4, 1)), lambda: A.flatten()[NIBBLES.view(2, 8).long()]),
 ]
 

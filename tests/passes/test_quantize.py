@@ -116,6 +116,18 @@ def test_it_computes_with_weights_put_through_the_format(format: str) -> None:
     assert compare(found, logits(before, False), torch.float32) is not None
 
 
+def test_other_formats_by_pattern() -> None:
+    program, record = quantized(TEXT, format="int8", ignore="q.*|none", overrides="o.*=int4_g32|*=int8_tensor")
+    formats = {str(node.args[1].target): node.kwargs["format"] for node in program.calls(ops.quant_linear.overload)}
+    assert formats["o.qweight"] == "int4_g32" and set(formats.values()) == {"int4_g32", "int8_tensor"}
+    assert "q.weight" in program.params and record.numerics is Numerics.LOSSY
+    for overrides, problem in (("o=int5", "unknown weight format 'int5'"), ("int8", "the override 'int8'")):
+        with pytest.raises(OptionError, match=problem):
+            quantized(TEXT, overrides=overrides)
+    with pytest.raises(OptionError, match="has input_scale, which the weight alone does not determine"):
+        quantized(TEXT, format="f8e4m3/1x*:f32/x=f8e4m3:static")
+
+
 def test_a_weight_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(
         OptionError, match="format 'int4_g64_asym' does not fit 1 of 4 linears: rows of 96 elements"
