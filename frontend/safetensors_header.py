@@ -88,6 +88,15 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return {info.name: info for info in tensors}
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return the texts that a valid safetensors file has besides its tensors; empty if it has none."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = parse_json(stream.read(length))
+    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    return {name: value for name, value in metadata.items() if isinstance(value, str)}
+
+
 def _header_text(file: Path, size: int, prefix: bytes, read: Callable[[int], bytes]) -> bytes:
     if size == 0:
         raise _damaged(file, "the file is empty", expected="at least 10 bytes")

@@ -22,6 +22,7 @@ PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
 BUILT = (
     *("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "responses-and-messages"),
     *("tools", "structured-output", "operate", "replicas", "looking-in", "using", "adapters"),
+    "quantization",
 )
 
 

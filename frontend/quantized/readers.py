@@ -14,6 +14,7 @@ from ingot.frontend.quantized.gptq import read_gptq
 from ingot.frontend.quantized.modelopt import read_modelopt
 from ingot.frontend.quantized.quark import read_quark
 from ingot.frontend.quantized.stored import Logical, Stored
+from ingot.frontend.quantized.torchao import read_torchao
 from ingot.ir.errors import ConfigError
 
 # Checks the fields of a quantization_config, and returns a function that finds the weights among stored tensors.
@@ -30,6 +31,7 @@ READERS: Mapping[str, Reader] = {
     "modelopt": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
     "quark": read_quark,
+    "torchao": read_torchao,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
     "inc": read_auto_round,
