@@ -42,7 +42,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class ModuleScheme:
     """How a module is stored, and how its input is rounded; None: not at all."""
 
     weights: Spec
@@ -54,7 +54,7 @@ def read_quark(fields: Fields) -> Callable[[Stored], Logical]:
     whole = fields.object("global_quant_config")
     common = None if whole is None else _scheme(whole)
     layers = fields.object("layer_quant_config")
-    own: list[tuple[str, Scheme | None]] = []
+    own: list[tuple[str, ModuleScheme | None]] = []
     for pattern in layers.values if layers is not None else ():
         assert layers is not None
         given = layers.object(pattern)
@@ -90,7 +90,7 @@ def _names(pattern: str, module: str) -> bool:
     return fnmatch.fnmatchcase(module, pattern) or module.endswith(f".{pattern}")
 
 
-def _scheme(fields: Fields) -> Scheme:
+def _scheme(fields: Fields) -> ModuleScheme:
     weights, inputs = fields.object("weight"), fields.object("input_tensors")
     if weights is None:
         raise fields.error("weight", "is null", "a description of weights")
@@ -98,7 +98,7 @@ def _scheme(fields: Fields) -> Scheme:
         if fields.object(name) is not None:
             raise fields.error(name, f"is {fields.values[name]!r:.80}", "null")
     fields.skip("target_device")
-    made = Scheme(_spec(weights), None if inputs is None else _spec(inputs))
+    made = ModuleScheme(_spec(weights), None if inputs is None else _spec(inputs))
     fields.end()
     if made.weights.dynamic:
         raise weights.error("is_dynamic", "is true for weights", "false")
@@ -122,7 +122,7 @@ def _spec(fields: Fields) -> Spec:
     return Spec(element, scheme, size, dynamic)
 
 
-def _weight(stored: Stored, module: str, scheme: Scheme) -> Weight:
+def _weight(stored: Stored, module: str, scheme: ModuleScheme) -> Weight:
     spec, name = scheme.weights, f"{module}.weight"
     found = stored.info(name, (_DTYPES[spec.element],), [])
     if len(found.shape) != 2:
