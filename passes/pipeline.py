@@ -83,7 +83,6 @@ OPTIONAL = frozenset(
     {
         "normalize",
         "cse",
-        "adopt-quantized",
         "merge-linears",
         "fuse-add-rms-norm",
         "fuse-qk-norm-rope",
@@ -95,6 +94,8 @@ OPTIONAL = frozenset(
         "narrow-logits",
     }
 )
+# Passes that another option or the checkpoint adds, and that may be left out then.
+_ADDED = frozenset({AdoptQuantized.name})
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
@@ -122,7 +123,7 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
         if item.startswith("-"):
             name = item[1:]
             _find(name, pipeline)
-            if name not in OPTIONAL:
+            if name not in OPTIONAL | _ADDED:
                 raise OptionError(
                     f"pass '{name}' cannot be left out", where="--passes", expected=", ".join(sorted(OPTIONAL))
                 )

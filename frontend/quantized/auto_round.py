@@ -69,7 +69,7 @@ def read_auto_round(fields: Fields) -> Callable[[Stored], Logical]:
         own.skip("bits", "sym", "data_type", "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym")
         own.skip("scale_dtype", "super_bits", "super_group_size", "in_blocks")
         own.end()
-    ignored = matcher(fields.names("modules_to_not_convert"), inside=True)
+    ignored = matcher(fields.names("modules_to_not_convert"))
     fields.skip(*_IRRELEVANT)
     fields.end()
 

@@ -31,7 +31,7 @@ def read_awq(fields: Fields) -> Callable[[Stored], Logical]:
     size = max(sizes.pop(), 0) if sizes else 128
     fields.choice("version", ("gemm", "GEMM"), "gemm")
     symmetric = not fields.get("zero_point", bool, True)
-    ignored = matcher(fields.names("modules_to_not_convert"), inside=True)
+    ignored = matcher(fields.names("modules_to_not_convert"))
     fields.skip(*_IRRELEVANT)
     fields.end()
 

@@ -37,7 +37,7 @@ def read_bitsandbytes(fields: Fields) -> Callable[[Stored], Logical]:
         fields.choice("bnb_4bit_quant_type", ("nf4",), "nf4")
     fields.get("bnb_4bit_use_double_quant", bool, False)  # the tensors say so, too
     threshold = float(fields.get("llm_int8_threshold", (float, int), 6.0))
-    ignored = matcher(fields.names("llm_int8_skip_modules", "modules_to_not_convert"), inside=True)
+    ignored = matcher(fields.names("llm_int8_skip_modules", "modules_to_not_convert"))
     fields.skip("quant_method", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
     fields.skip("llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "llm_int8_target_modules")
     fields.end()

@@ -47,7 +47,7 @@ def read_compressed_tensors(fields: Fields) -> Callable[[Stored], Logical]:
         if (args.bits, args.kind, args.strategy) != (8, "float", "tensor") or args.dynamic or not args.symmetric:
             raise fields.error("kv_cache_scheme", f"is {cache.values!r:.80}", "static float8 with a scale for a tensor")
     for name, expected in (("sparsity_config", _SPARSE), ("transform_config", "a checkpoint without rotations")):
-        if (given := fields.object(name)) is not None and given.values not in ({}, {"format": "dense"}):
+        if (given := fields.object(name)) is not None and given.values and given.values.get("format") != "dense":
             raise fields.error(name, f"is {given.values!r:.80}", expected)
     fields.skip("quant_method", "global_compression_ratio", "version")
     # A config may describe the cache alone.

@@ -21,7 +21,7 @@ def read_fbgemm_fp8(fields: Fields) -> Callable[[Stored], Logical]:
     bound = float(fields.get("activation_scale_ub", (float, int), 1200.0))
     if not bound > 0:
         raise fields.error("activation_scale_ub", f"is {bound}", "a positive number")
-    ignored = matcher(fields.names("modules_to_not_convert"), inside=True)
+    ignored = matcher(fields.names("modules_to_not_convert"))
     fields.skip("quant_method")
     fields.end()
     format = format_of("f8e4m3", (Scales(),), Activations("f8e4m3", bound=bound))

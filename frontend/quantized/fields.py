@@ -87,21 +87,16 @@ class Fields:
         )
 
 
-def matcher(patterns: Sequence[str], *, inside: bool = False) -> Callable[[str], bool]:
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Return a function that tells whether one of `patterns` names a module.
 
-    A pattern is a module's name, the name of a module that contains it, or "re:" and a regular expression that matches
-    from the name's start. A pattern without a dot also names modules by their last word, such as "lm_head". With
-    `inside`, a pattern may be any part of a name, as in transformers.
+    A pattern is whole words of a module's name, such as "lm_head" or "layers.0.mlp", or "re:" and a regular expression
+    that matches from the name's start. A pattern that names a module names all inside it.
     """
     plain = [one for one in patterns if not one.startswith("re:")]
     regular = [re.compile(one.removeprefix("re:")) for one in patterns if one.startswith("re:")]
 
     def matches(module: str) -> bool:
-        words = f".{module}."
-        for one in plain:
-            if words.endswith(f".{one}.") or words.startswith(f".{one}.") or (inside and one in module):
-                return True
-        return any(one.match(module) for one in regular)
+        return any(f".{one}." in f".{module}." for one in plain) or any(one.match(module) for one in regular)
 
     return matches

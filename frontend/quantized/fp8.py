@@ -24,7 +24,7 @@ def read_fp8(fields: Fields) -> Callable[[Stored], Logical]:
     fields.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     # With powers of two, the same bits are stored as f8e8m0 or as float32; activations take exact scales either way.
     fields.choice("scale_fmt", ("ue8m0", "float"), "float")
-    ignored = matcher(fields.names("modules_to_not_convert", "ignored_layers"), inside=True)
+    ignored = matcher(fields.names("modules_to_not_convert", "ignored_layers"))
     block = fields.get("weight_block_size", list, [])
     fields.skip("quant_method", "dequantize", "is_checkpoint_fp8_serialized")
     if block and (len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block)):

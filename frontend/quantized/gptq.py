@@ -44,6 +44,9 @@ _IRRELEVANT = (
     "exllama_config",
     "backend",
     "act_group_aware",
+    "hyb_act",
+    "quantizer",
+    "failsafe",
     "mse",
     "meta",
     "lm_head",
@@ -113,7 +116,7 @@ def _changed(fields: Fields) -> Callable[[str, Scheme], Scheme | None]:
         own.skip("sym", "desc_act", "mse", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential")
         own.end()
         rules.append((pattern, Scheme(0, 0, 0), made))
-    excluded = matcher(fields.names("modules_to_not_convert"), inside=True)
+    excluded = matcher(fields.names("modules_to_not_convert"))
 
     def changed(module: str, scheme: Scheme) -> Scheme | None:
         for pattern, kept, made in rules:

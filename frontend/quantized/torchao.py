@@ -27,7 +27,7 @@ _IRRELEVANT = ("dtype", "mm_config", "kernel_preference", "reduce_range")
 
 def read_torchao(fields: Fields) -> Callable[[Stored], Logical]:
     """Return the reader of a checkpoint with this quantization_config. Raises ConfigError."""
-    ignored = matcher(fields.names("modules_to_not_convert"), inside=True)
+    ignored = matcher(fields.names("modules_to_not_convert"))
     # The metadata of each tensor says what these say.
     fields.skip("quant_method", "quant_type", "quant_type_kwargs")
     fields.skip("include_input_output_embeddings", "untie_embedding_weights")

@@ -161,7 +161,7 @@ CHANGES = [
     option("pipeline.fuse-qk-norm-rope.force: False -> True", passes="default,fuse-qk-norm-rope{force=true}"),
     option("pipeline.merge-linears (only in A)", passes="default,-merge-linears"),
     option("pipeline.cse (only in A)", passes="default,-cse"),
-    option("pipeline.quantize: format=int8 lm_head=False (only in B)", passes="default,quantize"),
+    option("pipeline.quantize: format=int8 ignore= lm_head=False overrides= (only in B)", passes="default,quantize"),
     Change("the last bit of a weight", f"checkpoint.{LAST} chunk 4", lambda folder, _: flip(folder)),
     Change("a bit of a weight", f"checkpoint.{LAST} chunk 3", lambda folder, _: flip(folder, 3 * _CHUNK + 5)),
     Change("the name of a file", f"checkpoint.{FIRST}: {FIRST} -> first.safetensors", rename),
