@@ -28,10 +28,12 @@ from ingot.debug.bisect.verdict import Kind
 from ingot.ir import recipe
 from ingot.ir.errors import OptionError
 from ingot.ir.numerics.tolerances import compare
-from ingot.ir.recipe import STEPS
+from ingot.ir.recipe import STEPS, dequantize, source
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
+from ingot.rounding.tensors import rows_of
 
 pytestmark = pytest.mark.xdist_group("quantized checkpoints")
+UP = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}
 ORDER = torch.randperm(256, generator=torch.Generator().manual_seed(0))
@@ -154,6 +156,31 @@ def test_adapters_are_merged_or_refused(written: Written, tmp_path: Path) -> Non
     made = program.params["layers.0.mlp.up.weight"].recipe.execute(request.checkpoint.read)
     assert torch.allclose(made, written.floats[f"{module}.weight"] + factors["B"] @ factors["A"], atol=1e-5)
     assert "layers.0.mlp.gate.qweight" in program.params
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["act-order", "blocks"])
+def test_some_rows_of_a_stored_weight(written: Written, blocks: bool) -> None:
+    """The check of fusions reads a few rows of each weight."""
+    recipe_, read = written.request().checkpoint.logical.recipes[f"{UP}.weight"], written.request().checkpoint.read
+    if blocks:
+        parts = {"weight": source("w"), "scales": source("s")}
+        recipe_ = dequantize(parts, "fp8_block128")
+        tensors = {"w": torch.randn(200, 256).to(torch.float8_e4m3fn), "s": torch.rand(2, 2)}
+        read = tensors.__getitem__
+    rows = torch.tensor([130, 0, 127, 199])
+    assert torch.equal(rows_of(recipe_, rows, read), recipe_.execute(read)[rows])
+
+
+def test_deterministic_mode(tmp_path: Path) -> None:
+    """A token's result depends on no other token of the step, also where activations are rounded."""
+    stored = write_quantized(tmp_path / "m", FP8, not_the_head(eight_bits))
+    compile_model(stored.folder, tmp_path / "m.ingot", deterministic=True, **LIMIT_OPTIONS)
+    llm, greedy = LLM(tmp_path / "m.ingot"), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+    prompts = [{"prompt_token_ids": one} for one in PROMPTS]
+    alone = [llm.generate([one], greedy)[0].outputs[0] for one in prompts]
+    together = [one.outputs[0] for one in llm.generate(prompts, greedy)]
+    assert [one.token_ids for one in alone] == [one.token_ids for one in together]
+    assert [one.cumulative_logprob for one in alone] == [one.cumulative_logprob for one in together]
 
 
 MESH = {"tp": 2}

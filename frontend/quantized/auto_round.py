@@ -12,7 +12,6 @@ from ingot.frontend.quantized import awq, gptq
 from ingot.frontend.quantized.fields import Fields, matcher
 from ingot.frontend.quantized.stored import Logical, Stored, Weight
 
-_BITS = (2, 4, 8)
 _SIZES = (-1, *(1 << power for power in range(3, 12)))
 # Fields about how the weights were found.
 _IRRELEVANT = (
@@ -89,6 +88,6 @@ def read_auto_round(fields: Fields) -> Callable[[Stored], Logical]:
 
 
 def _scheme(fields: Fields, usual: gptq.Scheme) -> gptq.Scheme:
-    bits = fields.choice("bits", _BITS, usual.bits or 4)
+    bits = fields.choice("bits", gptq.BITS, usual.bits or 4)
     size = fields.choice("group_size", _SIZES, usual.size or (-1 if usual.bits else 128))
     return replace(usual, bits=bits, size=max(size, 0))

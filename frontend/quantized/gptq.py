@@ -1,4 +1,4 @@
-"""The method "gptq": integers of 2, 4 or 8 bits in words of 32, with groups along the inputs of a weight.
+"""The method "gptq": integers of 2, 3, 4 or 8 bits in words of 32, with groups along the inputs of a weight.
 
 A module stores `qweight` i32[K * bits / 32, N], `qzeros` i32[groups, N * bits / 32], `scales` [groups, N] and `g_idx`
 i32[K], the group of each input. Code i of a column of words is at bits i * bits, the lowest first. The form "gptq"
@@ -19,6 +19,7 @@ from ingot.ir.formats import Scales, format_of
 from ingot.ir.recipe import permute, source
 from ingot.ir.stored.recipes import check_scales, gather, pack, shift, unpack
 
+BITS = (2, 3, 4, 8)
 # Fields about how the weights were found, or which kernels another library runs.
 _IRRELEVANT = (
     "quant_method",
@@ -82,7 +83,7 @@ def read_gptq(fields: Fields) -> Callable[[Stored], Logical]:
 
 
 def _scheme(fields: Fields) -> Scheme:
-    bits = fields.choice("bits", (2, 4, 8), 4)
+    bits = fields.choice("bits", BITS, 4)
     size = fields.choice("group_size", (-1, *(1 << power for power in range(3, 12))), -1)
     form = fields.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     fields.choice("format", (form,), form)  # GPTQModel's newer name of the same field
@@ -110,7 +111,7 @@ def _changed(fields: Fields) -> Callable[[str, Scheme], Scheme | None]:
             continue
         made: dict[str, Any] = {}
         if own.values.get("bits") is not None:
-            made["bits"] = own.choice("bits", (2, 4, 8), 4)
+            made["bits"] = own.choice("bits", BITS, 4)
         if own.values.get("group_size") is not None:
             made["size"] = max(own.choice("group_size", (-1, *(1 << power for power in range(3, 12))), -1), 0)
         own.skip("sym", "desc_act", "mse", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential")

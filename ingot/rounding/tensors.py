@@ -1,10 +1,12 @@
 """The tensors that the check reads from a checkpoint: gains and biases whole, a few rows of matrices and embeddings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from ingot.ir.errors import CheckpointError
+from ingot.ir.formats import dequantize, find_format
 from ingot.ir.recipe import Recipe
 
 # Returns a checkpoint tensor by its name.
@@ -37,7 +39,22 @@ def rows_of(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.Tensor:
         return Recipe("cast", (_SOURCE,), recipe.attrs).execute(lambda _: few)
     if recipe.step == "slice" and attrs["dim"] == 0 and attrs.get("every") is None:
         return rows_of(recipe.inputs[0], rows + int(str(attrs["begin"])), read)
+    if recipe.step == "dequantize":
+        return _dequantized_rows(recipe, rows, read)
     return recipe.execute(read)[rows]
+
+
+def _dequantized_rows(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.Tensor:
+    """Return some rows of a weight that is stored quantized. Only these are dequantized."""
+    format = find_format(str(recipe.attr("format")))
+    tensors = {part: one.execute(read) for part, one in zip(format.parts, recipe.inputs, strict=True)}
+    if format.layout.tile[0] > 1:
+        return dequantize(tensors, format)[rows]
+    few = {
+        part: tensor[rows // size] if (size := format.block(part)[0]) else tensor for part, tensor in tensors.items()
+    }
+    levels = tuple(replace(level, rows=min(level.rows, 1)) for level in format.levels)
+    return dequantize(few, replace(format, levels=levels))
 
 
 def is_quantized(recipe: Recipe) -> bool:

@@ -27,11 +27,12 @@ GPTQ = {
 
 
 def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes [K, N] in words [K * bits / 32, N], the first code in the lowest bits."""
-    many = 32 // bits
-    groups = codes.long().unflatten(0, (-1, many))
-    whole = torch.stack([groups[:, i] << (bits * i) for i in range(many)]).sum(0)
-    return whole.to(torch.uint32).view(torch.int32)
+    """Codes [K, N] in words [K * bits / 32, N], bit by bit, the first code in the lowest bits."""
+    columns = []
+    for column in codes.T.tolist():
+        whole = sum(int(code) << (bits * place) for place, code in enumerate(column))
+        columns.append([(whole >> (32 * place)) & 0xFFFFFFFF for place in range(len(column) * bits // 32)])
+    return torch.tensor(columns, dtype=torch.int64).T.to(torch.uint32).view(torch.int32)
 
 
 def gptq(bits: int, size: int, version: int = 1, symmetric: bool = True, order: torch.Tensor | None = None) -> Write:
@@ -69,6 +70,7 @@ def gptq(bits: int, size: int, version: int = 1, symmetric: bool = True, order: 
         (4, 32, "u4/1x32:f16:zeros/low_first"),
         (8, 64, "u8/1x64:f16:zeros"),
         (2, 0, "u4/1x*:f16:zeros/low_first"),
+        (3, 32, "u4/1x32:f16:zeros/low_first"),
     ],
 )
 def test_gptq(tmp_path: Path, bits: int, size: int, format: str, version: int, symmetric: bool) -> None:
@@ -138,7 +140,7 @@ def test_auto_round(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"bits": 3}, "the field 'bits' of the quantization is 3"),
+        ({"bits": 5}, "the field 'bits' of the quantization is 5"),
         ({"group_size": 48}, "the field 'group_size' of the quantization is 48"),
         ({"checkpoint_format": "marlin"}, "the field 'checkpoint_format' of the quantization is 'marlin'"),
         ({"rotation": True}, "not understood: rotation"),
