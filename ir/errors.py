@@ -34,6 +34,10 @@ class AdapterError(IngotError):
     """A LoRA adapter whose files cannot be used, or that belongs to another base model."""
 
 
+class CalibrationError(IngotError):
+    """A calibration text that cannot be used, or activations from which no weights can be quantized."""
+
+
 class HubError(IngotError):
     """A checkpoint that the Hugging Face hub does not know, or does not let Ingot download."""
 

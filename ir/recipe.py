@@ -249,6 +249,19 @@ def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.T
     return {f"part{i}": part for i, part in enumerate(tensor.split(_ints(attrs["sizes"]), _int(attrs["dim"])))}
 
 
+def _quantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> dict[str, torch.Tensor]:
+    format = find_format(str(attrs["format"]))
+    if len(args) == 1:
+        return quantized(args[0], format)
+    shape = args[0].shape
+    types = format.types((shape[0], shape[1]), args[0].dtype)
+    parts = dict(zip(format.parts, args[1:], strict=True))
+    for part, tensor in parts.items():
+        if problem := types[part].mismatch(tensor):
+            raise ValueError(f"the stored {part} has {problem}")
+    return parts
+
+
 def _dequantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> torch.Tensor:
     format = find_format(str(attrs["format"]))
     return dequantized(dict(zip(format.parts, args, strict=True)), format)
@@ -271,7 +284,7 @@ STEPS: dict[str, Step] = {
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
     "split": lambda args, attrs: _split(args[0], attrs),
-    "quantize": lambda args, attrs: quantized(args[0], find_format(str(attrs["format"]))),
+    "quantize": _quantize,
     "dequantize": _dequantize,
     "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
     **STORED_STEPS,
@@ -385,14 +398,18 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
-def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
+def quantize(recipe: Recipe, format: str, stored: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
     """Return recipes that make the stored parts of a quantized matrix, by part name.
 
     The parts are "weight", and others such as "scales" if the format has them. `format` is a format's name, such as
     "int4_g32". If all recipes are executed with one `memo`, the matrix is quantized once.
+
+    `stored` maps parts to recipes of tensors that were computed before, as from a calibration text. `recipe` then only
+    says which matrix they quantize.
     """
-    step = _recipe("quantize", recipe, format=format)
-    return {part: replace(step, output=part) for part in find_format(format).parts}
+    parts = find_format(format).parts
+    step = _recipe("quantize", recipe, *((stored[part] for part in parts) if stored else ()), format=format)
+    return {part: replace(step, output=part) for part in parts}
 
 
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:

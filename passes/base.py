@@ -15,6 +15,7 @@ from ingot.ir.artifact.backend_times import BackendTimes, call_key
 from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, LibraryBuilder, Yes
+from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.errors import OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region, Stage
@@ -86,6 +87,7 @@ class PassContext:
     expected          pass name -> how many rewrites it must apply at least
     mesh              mesh axis -> number of devices, for axes of several devices
     skipped_fusions   fusions that passes must not make: with these weights, they would change results too much
+    calibrated        what a calibration computed for the weights; None: there was no calibration
     """
 
     target: Target
@@ -105,6 +107,7 @@ class PassContext:
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
     skipped_fusions: SkippedFusions = field(default_factory=dict)
+    calibrated: CalibratedWeights | None = None
 
     def any_bucket(self) -> BucketClass:
         """Return the bucket class (a range of step sizes) that is compiled now, for questions to backends.

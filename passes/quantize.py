@@ -1,34 +1,44 @@
 """quantize: stores the weights of linears in another format, of fewer bits or another order."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import SHARED_PARTS, Format, find_format
-from ingot.ir.program import ParamSpec, Program, Stage, is_call, named_arguments, tensor_type
+from ingot.ir.program import ParamSpec, Program, Stage
 from ingot.ir.recipe import quantize
 from ingot.ir.weights import StoredWeight, matmul_of, part_name
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, described
+from ingot.passes.rewrite import Rewriter
+from ingot.passes.select_linears import SelectedLinears, check_fit, select_linears, weight_node
+
+# The format that stands for the formats that a calibration chose.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Quantize(Pass):
     """Replaces the weight of each `linear` by params in a quantized format, such as codes and scales.
 
-    format      name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result.
-    lm_head     whether the linear that computes the logits is quantized too
-    ignore      patterns of weights that stay, separated by "|", such as "layers.0.*|*.mlp.down.weight"
-    overrides   other formats for some weights, as "PATTERN=FORMAT|…"; the first pattern that matches counts
+    format     name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result. "auto": the
+               formats that a calibration chose
+    lm_head    whether the linear that computes the logits is quantized too
+    ignore     patterns of linears that keep their weights, separated by "|", as in "layers.0.*|*.down"
+    overrides  other formats for some linears, as in "layers.0.*=int8|*.down=int8". The first pattern that matches
+               decides
+
+    A pattern may contain *, ? and [abc]. It must match the whole name of the param or of a tensor of the checkpoint,
+    with or without ".weight". "lm_head" is also a name of the linear that computes the logits.
 
     The embedding is not quantized. A weight stays too if its rows are shorter than a group (elements with one scale):
-    its scales would take more bytes than quantizing saves. Any other weight that does not fit the format is an error.
-    The values are computed when the artifact is written.
+    its scales would take more bytes than quantizing saves. Any other weight that does not fit its format is an error.
+    The values are computed when the artifact is written, unless a calibration has computed them.
     """
 
     name: ClassVar[str] = "quantize"
@@ -39,7 +49,7 @@ class Quantize(Pass):
     overrides: str = ""
 
     def __post_init__(self) -> None:
-        for name in (self.format, *(name for _, name in self._overrides)):
+        for name in self._names():
             if missing := sorted(SHARED_PARTS & set(find_format(name).parts)):
                 raise OptionError(
                     f"the format '{name}' has {' and '.join(missing)}, which the weight alone does not determine",
@@ -48,104 +58,100 @@ class Quantize(Pass):
                 )
 
     @property
-    def _overrides(self) -> list[tuple[str, str]]:
-        """Return the pairs of a pattern and a format. Raises OptionError for an item that is no pair."""
-        pairs = [item.rpartition("=") for item in self.overrides.split("|") if item]
-        if bad := [name for pattern, _, name in pairs if not pattern]:
-            raise OptionError(f"the override '{bad[0]}'", where=f"pass {self.name}", expected="PATTERN=FORMAT")
-        return [(pattern, name) for pattern, _, name in pairs]
-
-    def format_of(self, weight: str) -> Format | None:
-        """Return the format for the param `weight`; None if it stays as it is."""
-        if any(fnmatchcase(weight, pattern) for pattern in self.ignore.split("|")):
-            return None
-        names = [name for pattern, name in self._overrides if fnmatchcase(weight, pattern)]
-        return find_format(names[0] if names else self.format)
-
-    @property
     def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the format; other passes have one contract
-        names = (self.format, *(name for _, name in self._overrides))
-        return Numerics.EXACT if all(find_format(name).lossless for name in names) else Numerics.LOSSY
+        lossless = self.format != AUTO and all(find_format(name).lossless for name in self._names())
+        return Numerics.EXACT if lossless else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        program = rewriter.program
-        heads = frozenset() if self.lm_head else _heads(program)
-        chosen: dict[fx.Node, Format] = {}
+        program, calibrated = rewriter.program, context.calibrated or CalibratedWeights()
+        selected = self.select(program)
+        for node, reason in selected.refused.items():
+            rewriter.refuse(node, reason)
+        chosen = {node: one for node, one in selected.formats.items() if self.format != AUTO or one.name != "plain"}
         for node in program.calls(ops.linear.overload):
-            if node in heads:
-                continue
-            if _weight(node).meta.get("kind") != "param":
-                rewriter.refuse(node, f"the weight is not a param but {described(_weight(node))}")
-            elif (found := self.format_of(str(_weight(node).target))) is not None:
-                chosen[node] = found
-        small = {node: reason for node in chosen if (reason := chosen[node].below_group(_shape(node))) is not None}
-        if len(small) < len(chosen):
-            for node, reason in small.items():
-                rewriter.refuse(node, reason)
-                del chosen[node]
-        for format in dict.fromkeys(chosen.values()):
-            _check_fit([_weight(node) for node, own in chosen.items() if own == format], format)
+            if (name := calibrated.formats.get(str(weight_node(node).target))) is not None:
+                chosen[node] = find_format(name)
+        check_fit(chosen)
+        order = {node: place for place, node in enumerate(program.calls())}
         stored: dict[fx.Node, StoredWeight] = {}  # two linears may share a weight
-        for node, format in chosen.items():
-            if not rewriter.take(node):
+        for group in _groups(sorted(chosen, key=order.__getitem__), calibrated):
+            if not rewriter.take(group[0]):
                 break
-            matmul, weight = matmul_of(node), _weight(node)
-            assert matmul is not None
-            if weight not in stored:
-                stored[weight] = _stored(rewriter, str(weight.target), format)
-            op, args, attributes = replace(matmul, weight=stored[weight]).call()
-            rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
+            _rescale(program, group, calibrated)
+            for node in group:
+                matmul, weight = matmul_of(node), weight_node(node)
+                assert matmul is not None
+                if weight not in stored:
+                    stored[weight] = _stored(rewriter, str(weight.target), chosen[node], calibrated)
+                op, args, attributes = replace(matmul, weight=stored[weight]).call()
+                rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
 
+    def select(self, program: Program) -> SelectedLinears:
+        """Return the linears that the options select, and their formats without a calibration.
 
-def _weight(linear: fx.Node) -> fx.Node:
-    weight = named_arguments(linear)["weight"]
-    assert isinstance(weight, fx.Node)
-    return weight
-
-
-def _shape(linear: fx.Node) -> tuple[int, ...]:
-    return tensor_type(_weight(linear)).bind({})
-
-
-def _heads(program: Program) -> frozenset[fx.Node]:
-    """Return the linears that compute the logits.
-
-    The search goes back from the output `logits`, through calls with a single tensor argument, to the first linear.
-    """
-    found: set[fx.Node] = set()
-    waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
-    while waiting:
-        node = waiting.pop()
-        if is_call(node, ops.linear.overload):
-            found.add(node)
-        elif len(node.all_input_nodes) == 1:
-            waiting += node.all_input_nodes
-    return frozenset(found)
-
-
-def _check_fit(weights: list[fx.Node], format: Format) -> None:
-    problems = {}
-    for weight in weights:
-        if problem := format.obstacle(tensor_type(weight).bind({})):
-            problems[str(weight.target)] = problem
-    if problems:
-        name, problem = next(iter(problems.items()))
-        raise OptionError(
-            f"format '{format.name}' does not fit {len(problems)} of {len(weights)} linears: {problem}",
-            where=f"quantize, param {name}",
-            expected="weights of whole tiles, whose rows are a multiple of the group",
-            hint="int8 has neither, and fits every weight",
+        If the format is "auto", the linears that no override matches have the format "plain".
+        """
+        format = "plain" if self.format == AUTO else self.format
+        return select_linears(
+            program, format, lm_head=self.lm_head, ignore=self._ignored(), overrides=self._overrides()
         )
 
+    def patterns(self) -> tuple[str, ...]:
+        """Return all patterns of the options."""
+        return (*self._ignored(), *self._overrides())
 
-def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
+    def _names(self) -> list[str]:
+        return [*([] if self.format == AUTO else [self.format]), *self._overrides().values()]
+
+    def _ignored(self) -> list[str]:
+        return [pattern for pattern in self.ignore.split("|") if pattern]
+
+    def _overrides(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for item in filter(None, self.overrides.split("|")):
+            pattern, equals, format = item.rpartition("=")
+            if not (pattern and equals and format) or pattern in found:
+                raise OptionError(f"the override '{item}'", where="quantize", expected="PATTERN=FORMAT, each once")
+            found[pattern] = format
+        return found
+
+
+def _groups(linears: Iterable[fx.Node], calibrated: CalibratedWeights) -> Iterator[list[fx.Node]]:
+    """Yield the linears that must be rewritten at once, in the order of the first of each group.
+
+    Linears are rewritten one by one unless a calibration moved scales from one into another.
+    """
+    group_of = {weight: index for index, one in enumerate(calibrated.together) for weight in one.weights}
+    found: dict[object, list[fx.Node]] = {}
+    for node in linears:
+        found.setdefault(group_of.get(str(weight_node(node).target), node), []).append(node)
+    yield from found.values()
+
+
+def _rescale(program: Program, group: Iterable[fx.Node], calibrated: CalibratedWeights) -> None:
+    """Multiply the gains and biases that belong to a group of linears by the factors of the calibration."""
+    weights = {str(weight_node(node).target) for node in group}
+    for one in calibrated.together:
+        if one.weights & weights:
+            for name in sorted(one.vectors):
+                spec = program.params[name]
+                program.params[name] = replace(spec, recipe=calibrated.vector(name, spec.recipe, spec.type.dtype))
+
+
+def _stored(rewriter: Rewriter, name: str, format: Format, calibrated: CalibratedWeights) -> StoredWeight:
     """Add the params that store the weight `name` in `format`, and return them.
 
-    One step of the recipe makes all of them from the original weight. A mesh divides them like that weight.
+    One step of the recipe makes all of them from the original weight, or from what a calibration computed. A mesh
+    divides them like that weight.
     """
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
-    types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)
+    types = format.types((rows, inner), spec.type.dtype)
+    recipes = (
+        calibrated.parts(name, spec.recipe, format.parts)
+        if name in calibrated.formats
+        else quantize(spec.recipe, format.name)
+    )
     parts = {
         part: rewriter.add_param(
             part_name(name, part),

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
 # Folders of the front door, beside `cli`.
-FRONT = ("bench", "compile", "debug", "harness", "hub", "report", "rounding", "serve", "vllm_api")
+FRONT = ("bench", "compile", "debug", "harness", "hub", "quantizing", "report", "rounding", "serve", "vllm_api")
 SHELVES = ("artifact", "cache", "diff", "features", "formats", "machine", "numerics", "ops")  # folders of `ir`
 CONTRACTS = {
     contract["id"]: contract
@@ -124,6 +124,8 @@ FORBIDDEN = [
     *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),
     *(("hub", "ingot.hub.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("quantizing", "ingot.quantizing.part", f"ingot.{folder}.part") for folder in FRONT if folder != "quantizing"),
+    ("quantizing", "ingot.quantizing.part", "ingot.cli.main"),
     *(("rounding", "ingot.rounding.part", f"ingot.{folder}.part") for folder in FRONT if folder != "rounding"),
     ("rounding", "ingot.rounding.part", "ingot.cli.main"),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),

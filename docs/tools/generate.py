@@ -23,6 +23,7 @@ BUILT = (
     *("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "responses-and-messages"),
     *("tools", "structured-output", "operate", "replicas", "looking-in", "using", "adapters"),
     "quantization",
+    "quantizing",
 )
 
 

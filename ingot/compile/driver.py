@@ -30,6 +30,7 @@ from ingot.ir.artifact.adapters import ADAPTED, ADAPTERS_FILE
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.artifact.plan import PlanFile, Plans
+from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord
 from ingot.ir.artifact.trace import Level
 from ingot.ir.errors import OptionError
 from ingot.ir.plugins import load_user_ops
@@ -54,6 +55,7 @@ class CompileReport:
     - `origin`: the commit of a checkpoint on the hub, as "org/name@COMMIT"; "" for a local folder
     - `notes`: parts of the checkpoint that are ignored, or read differently from how they are written
     - `rounding`: the scores of the fusions; its `risks` were skipped
+    - `quantization`: how weights were quantized with a calibration text; None without one
     - `no_golden_run`: why the golden run, which `ingot verify` repeats, was skipped; "" if it ran
     """
 
@@ -74,6 +76,7 @@ class CompileReport:
     origin: str = ""
     notes: tuple[str, ...] = ()
     rounding: RoundingCheck = field(default_factory=lambda: RoundingCheck(()))
+    quantization: QuantizationRecord | None = None
 
 
 @dataclass
@@ -109,6 +112,13 @@ def compile_model(
     deterministic: bool = False,
     weight_budget: float = 1.0,
     passes: str = "default",
+    quantize: str | None = None,
+    quantize_method: str = "auto",
+    quantize_ignore: Sequence[str] = (),
+    quantize_overrides: Mapping[str, str] | None = None,
+    quantize_head: bool = False,
+    calibrate: str | Path | None = None,
+    max_kl: float | None = None,
     mesh: Mapping[str, int] | None = None,
     trace: Level = "full",
     tune: bool = False,
@@ -143,6 +153,15 @@ def compile_model(
     - `weight_budget`: the most memory for weights, in multiples of their size. Above 1.0, a weight may be stored in a
       second layout
     - `passes`: edits the pipeline, as in "default,-name,name{option=value}"
+    - `quantize`: the storage format of the weights of linears, such as "int8"; "auto" chooses one for each layer
+    - `quantize_method`: "rtn" rounds to nearest. "gptq", "awq" and "smoothquant" need a calibration text. "auto" is
+      gptq with such a text, and rtn without one
+    - `quantize_ignore`: patterns of linears that keep their weights, such as "layers.0.*" or "lm_head"
+    - `quantize_overrides`: other formats for linears that match a pattern, as in {"*.down": "int8"}
+    - `quantize_head`: also quantize the linear that computes the logits
+    - `calibrate`: a text or JSONL file that the methods use and the model is measured on; "builtin" is a short text
+      that comes with Ingot
+    - `max_kl`: for "auto", the largest KL divergence from the original model on held-out text, in nats per token
     - `mesh`: the sizes of a mesh's axes, as in {"tp": 2}. Such an artifact can be inspected, but not served yet
     - `trace`: what the artifact records of the passes. "full" is the program before and after each pass, "summary" only
       the changes, "none" nothing
@@ -180,6 +199,13 @@ def compile_model(
             deterministic=deterministic,
             weight_budget=weight_budget,
             passes=passes,
+            quantize=quantize,
+            quantize_method=quantize_method,
+            quantize_ignore=quantize_ignore,
+            quantize_overrides=quantize_overrides,
+            quantize_head=quantize_head,
+            calibrate=calibrate,
+            max_kl=max_kl,
             mesh=mesh,
             trace=trace,
             tune=tune,
@@ -241,6 +267,9 @@ def _compile(
         with clock.phase("identify"):
             rounding = request.rounding(model)
             identity = request.identity(model, rounding)
+        if request.text is not None:
+            with clock.phase("calibrate") as step:
+                request = request.calibrated(model, identity, step)
         check = NumericsCheck(model, request.limits, request.checkpoint.read) if check_numerics else None
         if check is not None:
             with clock.phase("numerics"):
@@ -265,6 +294,7 @@ def _compile(
                 emit_library=emitter.emit_library,
                 mesh=request.mesh,
                 skipped_fusions=rounding.skipped(),
+                calibrated=None if request.calibration is None else request.calibration.weights,
                 measure=emitter.measure,
                 decided={one.key: one for one in request.decided},
                 time_calls=timer.time,
@@ -290,6 +320,8 @@ def _compile(
                 writer.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
+            if request.calibration is not None:
+                writer.write_json(QUANTIZATION, request.calibration.record.model_dump(mode="json"))
             _write_files(request, writer, emitter, plans)
             if ADAPTED in lowered:
                 shapes = {name: info.shape for name, info in request.checkpoint.logical.tensors.items()}
@@ -304,7 +336,8 @@ def _compile(
         build_id = writer.publish()
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
-    report = replace(report, notes=request.notes(model), rounding=rounding)
+    record = None if request.calibration is None else request.calibration.record
+    report = replace(report, notes=request.notes(model), rounding=rounding, quantization=record)
     return replace(report, numerics=check.report()) if check is not None else report
 
 

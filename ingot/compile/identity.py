@@ -97,12 +97,14 @@ def request_document(
     target: Target,
     options: Mapping[str, Any],
     skipped_fusions: Sequence[Mapping[str, Any]],
+    calibration_text: str | None = None,
 ) -> Document:
     """Return a JSON document of everything that determines an artifact, before anything is compiled.
 
     `config` holds the fields of config.json that were read. `entries` are the traced programs with their recipes.
     `skipped_fusions` (from `RoundingCheck.decision`) are the fusions that the compile leaves out because of the
-    weights. Each byte of the checkpoint is read once, for digests.
+    weights. `calibration_text` is the digest of a text with which weights are quantized; None: there is none. Each byte
+    of the checkpoint is read once, for digests.
     """
     load_user_ops()
     tokenizer = sorted(checkpoint.tokenizer_files.items())
@@ -116,9 +118,11 @@ def request_document(
         "programs": {name: _digest(print_program(program)) for name, program in entries.items()},
         "pipeline": _pipeline(pipeline),
         "skipped_fusions": list(skipped_fusions),
+        "calibration": calibration_text,
         "sources": {
             **_digests(file for room in _ROOMS for file in _PACKAGE.joinpath(room).rglob("*") if _is_source(file)),
             **_digests(_PACKAGE / name for name in _DRIVER),
+            **({} if calibration_text is None else _digests(_PACKAGE.joinpath("quantizing").glob("*.py"))),
             **_op_sources(OPS.values()),
             **_format_sources(),
             **_pass_sources(one for phase in pipeline for one in phase.passes),

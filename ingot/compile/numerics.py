@@ -18,7 +18,7 @@ from ingot.ir.mesh import ranks
 from ingot.ir.numerics.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
 from ingot.ir.numerics.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
 from ingot.ir.numerics.harness import rank_params, step_inputs
-from ingot.ir.numerics.quantized_weights import kl_divergence, weight_breaches, with_rounded_weights
+from ingot.ir.numerics.quantized_weights import kl_divergence, weight_breaches, with_originals, with_rounded_weights
 from ingot.ir.numerics.recording import Inputs, record
 from ingot.ir.program import Model, Program
 from ingot.ir.recipe import Recipe, Results
@@ -182,7 +182,7 @@ class NumericsCheck:
         equally rounded weights, and must return what the new program returns. A pass that quantized nothing is not
         checked here.
         """
-        old, new = self._params.of(before), self._params.of(after)
+        old, new = self._params.of(before), self._params.of(with_originals(after))
         for wrong in weight_breaches(before, after, old, new):
             raise _broken(one, wrong.breach, wrong.param)
         rounded, params = with_rounded_weights(before, after, old, new)

@@ -11,6 +11,7 @@ from ingot.backends.table import choices
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.adapted_entry import DEFAULT_LORA_RANK, check_loras, with_adapted_entry
 from ingot.compile.buckets import bucket_classes
+from ingot.compile.calibrating import CalibrationJob, CalibrationResult, OnDone
 from ingot.compile.competing import competing, with_choices
 from ingot.compile.identity import Document, request_document
 from ingot.compile.timing.tuning_log import artifact_log, read_log
@@ -32,6 +33,7 @@ from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.cache.dtype import CACHE_DTYPES
+from ingot.ir.stored.calibrated import ALIAS as CALIBRATED
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
@@ -42,6 +44,11 @@ from ingot.ir.program import Model, ModelSpec, Program
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.adopt_quantized import AdoptQuantized
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.passes.quantize import Quantize
+from ingot.passes.select_linears import check_patterns
+from ingot.quantizing.calibrate import SCALING_METHODS
+from ingot.quantizing.options import QuantizeOptions
+from ingot.quantizing.texts import BUILTIN, CalibrationText, read_text
 from ingot.rounding.check import RoundingCheck, check_rounding
 from ingot.runtime.artifact import Artifact
 
@@ -64,6 +71,9 @@ class Request:
       again
     - `adapter`: a LoRA adapter to merge into the weights
     - `max_loras`, `max_lora_rank`: the number and the largest rank of LoRA adapters on the device at once; 0: none
+    - `quantize`: how weights are quantized; None: they keep their numbers
+    - `text`: the calibration text; None: there is none
+    - `calibration`: the result of the calibration, once it is done
     - `options`: the arguments of `compile_model` as JSON values, with "auto" and defaults resolved. `Request.read` with
       them returns an equal request
     """
@@ -87,6 +97,9 @@ class Request:
     adapter: Adapter | None = None
     max_loras: int = 0
     max_lora_rank: int = 0
+    quantize: QuantizeOptions | None = None
+    text: CalibrationText | None = None
+    calibration: CalibrationResult | None = None
 
     @staticmethod
     def read(
@@ -103,6 +116,13 @@ class Request:
         deterministic: bool = False,
         weight_budget: float = 1.0,
         passes: str = "default",
+        quantize: str | None = None,
+        quantize_method: str = "auto",
+        quantize_ignore: Sequence[str] = (),
+        quantize_overrides: Mapping[str, str] | None = None,
+        quantize_head: bool = False,
+        calibrate: str | Path | None = None,
+        max_kl: float | None = None,
         mesh: Mapping[str, int] | None = None,
         trace: Level = "full",
         tune: bool = False,
@@ -126,7 +146,18 @@ class Request:
             raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
         axes = check_mesh(mesh or {})
         # The checkpoint may add this pass, so that it can be left out.
-        edit_pipeline(passes, edit_pipeline(f"default,{AdoptQuantized.name}", pipeline_for(axes)))
+        edited = edit_pipeline(passes, edit_pipeline(f"default,{AdoptQuantized.name}", pipeline_for(axes)))
+        quantizing = QuantizeOptions.read(
+            quantize,
+            method=quantize_method,
+            ignore=quantize_ignore,
+            overrides=quantize_overrides or {},
+            head=quantize_head,
+            calibrate=calibrate,
+            max_kl=max_kl,
+        )
+        if quantizing is not None and any(isinstance(one, Quantize) for phase in edited for one in phase.passes):
+            raise OptionError("the pass quantize in addition to the option quantize", where="passes")
         machine = Target.named(target)
         _check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)
@@ -155,8 +186,20 @@ class Request:
         _check_limits(limits, spec)
         _check_budget(weight_budget)
         max_lora_rank = check_loras(max_loras, max_lora_rank, axes)
+        if max_loras and quantizing is not None and quantizing.method in SCALING_METHODS:
+            raise OptionError(
+                f"max_loras with quantize_method '{quantizing.method}', which scales the inputs of linears",
+                expected="a method that keeps the inputs that adapters are made for: rtn or gptq",
+            )
         opened = Checkpoint.open(source.fetch(progress))
         further = {alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()}
+        if quantizing is not None and opened.quantized is not None:
+            raise OptionError(
+                "quantize with a checkpoint that is quantized already",
+                where=str(opened.folder),
+                expected="a checkpoint of floating point weights",
+                hint="compile it without quantize: its weights are read as they are",
+            )
         if max_loras and opened.quantized is not None:
             raise OptionError(
                 "max_loras with a quantized checkpoint",
@@ -168,6 +211,9 @@ class Request:
             further[ALIAS] = adapter_checkpoint(merged)
         if further:
             opened = opened.with_others(further)
+        text = None
+        if quantizing is not None and quantizing.calibrate is not None:
+            text = read_text(quantizing.calibrate, opened.folder, spec.vocab_size, limits.max_seq_len)
         return Request(
             checkpoint=opened,
             origin=source.origin,
@@ -182,6 +228,7 @@ class Request:
                 "deterministic": deterministic,
                 "weight_budget": float(weight_budget),
                 "passes": passes,
+                **_quantize_options(quantizing),
                 "mesh": axes,
                 "trace": trace,
                 "tune": tune,
@@ -208,6 +255,8 @@ class Request:
             adapter=merged,
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
+            quantize=quantizing,
+            text=text,
         )
 
     @staticmethod
@@ -262,7 +311,31 @@ class Request:
             nearest=nearest_respelling(consumed, stored, optional),
         )
         logical.store(model)
+        if (quantize := self._quantize_pass()) is not None:
+            check_patterns(model.entries.values(), quantize.patterns())
         return with_adapted_entry(model) if self.max_loras else model
+
+    def _quantize_pass(self) -> Quantize | None:
+        passes = (one for phase in self.pipeline() for one in phase.passes)
+        return next((one for one in passes if isinstance(one, Quantize)), None)
+
+    def calibrated(self, model: Model, identity: Document, on_done: OnDone = lambda done, total: None) -> "Request":
+        """Quantize the weights with the calibration text, and return the request with the result.
+
+        Without such a text, return this request. `model` is the result of `trace` and `identity` of `identity`.
+        `on_done` is called with the finished calls of a program and the total. Raises CalibrationError.
+        """
+        quantize = self._quantize_pass()
+        if self.text is None or self.quantize is None or quantize is None:
+            return self
+        job = CalibrationJob(model.entries["main"], self.checkpoint, quantize, self.quantize, self.text)
+        parts = ("checkpoint", "config", "programs", "calibration", "sources")
+        own = {name: self.options[name] for name in _quantize_options(self.quantize)}
+        result = job.result(
+            {**{name: identity[name] for name in parts}, "options": own, "limits": self.limits.max_seq_len}, on_done
+        )
+        others = {**self.checkpoint.others, CALIBRATED: result.tensors}
+        return replace(self, checkpoint=self.checkpoint.with_others(others), calibration=result)
 
     def notes(self, model: Model) -> tuple[str, ...]:
         """Return texts for the user about parts of the checkpoint that are ignored, or not read as they are written."""
@@ -279,6 +352,8 @@ class Request:
         given = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
         if self.checkpoint.quantized is not None:
             given += f",{AdoptQuantized.name}"
+        if self.quantize is not None:
+            given += f",{self.quantize.pass_text()}"
         if self.max_loras:
             given += f",insert-adapters{{max_loras={self.max_loras},max_lora_rank={self.max_lora_rank}}}"
         return edit_pipeline(self.passes, edit_pipeline(given, pipeline_for(self.mesh)))
@@ -304,8 +379,8 @@ class Request:
         `rounding` is the result of the method `rounding`. None means that it is computed.
         """
         # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
-        # the digests of the checkpoints and of the adapter.
-        left_out = ("target", "backend", "passes", "checkpoints", "adapter")
+        # the digests of the checkpoints, of the adapter and of the calibration text.
+        left_out = ("target", "backend", "passes", "checkpoints", "adapter", "calibrate")
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return request_document(
             self.checkpoint,
@@ -316,6 +391,7 @@ class Request:
             self.target,
             options,
             (rounding or self.rounding(model)).decision(),
+            None if self.text is None else self.text.digest(),
         )
 
     def key(self, model: Model) -> str:
@@ -339,6 +415,20 @@ def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
     The artifact records this name. `choices` maps each value of --backend to the backends that it selects.
     """
     return next(name for name, among in choices.items() if among == choices[choice])
+
+
+def _quantize_options(given: QuantizeOptions | None) -> dict[str, Any]:
+    """Return the options of `compile_model` that quantize, as JSON values. `Request.read` accepts them."""
+    calibrate = None if given is None else given.calibrate
+    return {
+        "quantize": None if given is None else given.scheme,
+        "quantize_method": "auto" if given is None else given.method,
+        "quantize_ignore": [] if given is None else list(given.ignore),
+        "quantize_overrides": {} if given is None else dict(given.overrides),
+        "quantize_head": given is not None and given.head,
+        "calibrate": str(Path(calibrate).absolute()) if calibrate not in (None, BUILTIN) else calibrate,
+        "max_kl": None if given is None else given.max_kl,
+    }
 
 
 def _again(source: Source) -> str:

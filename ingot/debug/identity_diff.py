@@ -28,6 +28,7 @@ _SECTIONS = (
     "config",
     "checkpoint",
     "tokenizer",
+    "calibration",
     "pipeline",
     "sources",
     "skipped_fusions",
@@ -184,8 +185,12 @@ def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
     values = (change.before, change.after) == (cause.before, cause.after)
     if path == "options.dtype":
         return cause.path in ("config.dtype", "config.torch_dtype") and change.after == cause.after
+    if path.startswith("options.quantize_"):
+        return cause.path == "options.quantize" and None in (cause.before, cause.after)
     if path == "options.max_seq_len":
         return cause.path.startswith(_LENGTH_FIELDS)
+    if section == "sources" and path.startswith("sources.quantizing/"):
+        return cause.path == "calibration" and ABSENT in (change.before, change.after)
     if section == "pipeline":
         return _pipeline_follows(change, cause)
     if section == "toolchain":
@@ -215,6 +220,8 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
         added = cause.before is ABSENT or cause.after is ABSENT
         return cause.path.startswith("options.mesh") or (added and _is_pass(cause.path))
     name = change.path.split(".")[1]
+    if name == "quantize" and cause.path.startswith("options.quantize"):
+        return True
     if cause.path.startswith("options.mesh"):
         return one_sided and _is_pass(change.path)
     # The changed source of the pass has other options than before.

@@ -11,9 +11,17 @@ from ingot.ir.formats import ELEMENTS, PARTS, Format, Scales, dequantize, find_f
 from ingot.ir.formats.format import KEPT, outer_of_blocks
 from ingot.ir.numerics.contracts import Breach, RankParams
 from ingot.ir.numerics.tolerances import TOLERANCES
-from ingot.ir.program import Program, is_call, named_arguments
+from ingot.ir.program import ParamSpec, Program, is_call, named_arguments
 from ingot.ir.recipe import Recipe
+from ingot.ir.types import TensorType
 from ingot.ir.weights import Matmul, StoredWeight
+
+# Names of the params that `with_originals` adds end so.
+_ORIGINAL = ".original"
+# The largest error of a weight whose elements a calibration chose, in multiples of the error of rounding to nearest.
+# GPTQ moves elements to compensate for others: pico's weights get up to 1.6 times that error. A wrong scale, zero point
+# or order of elements makes an error as large as the weight, which is some ten times that of four bits.
+_CHOSEN_ERROR = 4.0
 
 
 @dataclass(frozen=True)
@@ -32,12 +40,14 @@ class _Quantized:
     format    its storage format
     original  the param that it was before quantization; None if there is none
     adopted   whether the checkpoint stores it so. If not, a `quantize` step of its recipe has made it.
+    chosen    whether a calibration has chosen its elements, and not rounding to nearest
     """
 
     parts: Mapping[str, str]
     format: Format
     original: str | None
     adopted: bool = False
+    chosen: bool = False
 
     def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return dequantize(self.tensors(params), self.format, torch.float64)
@@ -52,8 +62,9 @@ def weight_breaches(
     """Return the weights that the program `after` has quantized wrongly, compared with the program `before`.
 
     Each value must be within half its scale of the original value. No scale may be larger than its block's values need.
-    A weight that the checkpoint stores quantized must have exactly the original values, rounded to their dtype.
-    `before_params` and `after_params` hold the params of each rank by name.
+    A weight that the checkpoint stores quantized must have exactly the original values, rounded to their dtype. If a
+    calibration has chosen the elements, only the error of the whole weight has a bound, and `after` must be the result
+    of `with_originals`. `before_params` and `after_params` hold the params of each rank by name.
     """
     found = []
     for one in _quantized(before, after):
@@ -63,16 +74,45 @@ def weight_breaches(
             found.append(WeightBreach(name, Breach(float("inf"), float("inf"), 0.0, text)))
             continue
         for old, new in zip(before_params, after_params, strict=True):
-            if one.adopted:
-                original = old[one.original]
+            original = new.get(name + _ORIGINAL, old[one.original])
+            if one.chosen:
+                problem = _chosen_breach(original, one.tensors(new), one.format)
+                wrong = name
+            elif one.adopted:
                 problem = _moved_breach(original, dequantize(one.tensors(new), one.format).to(original.dtype))
                 wrong = name
-            elif problem := weight_breach(old[one.original], one.tensors(new), one.format):
-                wrong = _wrong_part(one, old[one.original], new)
+            elif problem := weight_breach(original, one.tensors(new), one.format):
+                wrong = _wrong_part(one, original, new)
             if problem:
                 found.append(WeightBreach(wrong, problem))
                 break
     return found
+
+
+def with_originals(after: Program) -> Program:
+    """Return the program with a further param for each weight whose elements a calibration has chosen.
+
+    It is the original weight, with the scales of its rows and columns that the calibration chose.
+    """
+    program = after.copy()
+    for name, spec in after.params.items():
+        step = _quantizing(spec.recipe)
+        if step is not None and step.output == "weight" and len(step.inputs) > 1:
+            shape = find_format(str(step.attr("format"))).shape_of(tuple(spec.type.bind({})))
+            program.params[name + _ORIGINAL] = ParamSpec(TensorType(torch.float32, shape), step.inputs[0])
+    return program
+
+
+def _chosen_breach(original: torch.Tensor, parts: Mapping[str, torch.Tensor], format: Format) -> Breach | None:
+    """Return how elements that a calibration chose are too far from `original`; None if they are not."""
+    exact = original.double()
+    found, rounded = (dequantize(one, format, torch.float64) for one in (parts, quantize(original, format)))
+    error, usual = float((found - exact).norm()), float((rounded - exact).norm())
+    if error <= _CHOSEN_ERROR * usual:
+        return None
+    size = float(exact.norm())
+    text = f"the weight is off by {error / size:.3g} of its size, and {usual / size:.3g} by rounding to nearest"
+    return Breach(error, error / size, _CHOSEN_ERROR * usual, text)
 
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
@@ -171,6 +211,10 @@ def with_rounded_weights(
     nothing but the weights and the activations.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
+    for name, spec in before.params.items():
+        if name in after.params and after.params[name].recipe != spec.recipe:  # a calibration divided it by scales
+            for values, quantized in zip(params, after_params, strict=True):
+                values[name] = quantized[name]
     kept = {node.name for node in after.calls(ops.linear.overload)}
     for one in _quantized(before, after):
         if one.original is None:
@@ -214,7 +258,8 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
         # Find the original by name, because the recipe may be wrong.
         named = f"{parts['weight'].removesuffix('.qweight')}.weight"
         original = named if named in before.params else names.get(step.inputs[0]) if step else None
-        yield _Quantized(parts, find_format(bound["format"]), original, step is None)
+        chosen = step is not None and len(step.inputs) > 1
+        yield _Quantized(parts, find_format(bound["format"]), original, step is None, chosen)
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:

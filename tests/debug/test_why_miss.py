@@ -162,6 +162,7 @@ CHANGES = [
     option("pipeline.merge-linears (only in A)", passes="default,-merge-linears"),
     option("pipeline.cse (only in A)", passes="default,-cse"),
     option("pipeline.quantize: format=int8 ignore= lm_head=False overrides= (only in B)", passes="default,quantize"),
+    option("options.quantize: None -> int8", quantize="int8"),
     Change("the last bit of a weight", f"checkpoint.{LAST} chunk 4", lambda folder, _: flip(folder)),
     Change("a bit of a weight", f"checkpoint.{LAST} chunk 3", lambda folder, _: flip(folder, 3 * _CHUNK + 5)),
     Change("the name of a file", f"checkpoint.{FIRST}: {FIRST} -> first.safetensors", rename),

@@ -11,6 +11,7 @@ from ingot.cli.commands import Flag
 from ingot.cli.console import console, counts_text, facts, print_table, size_text
 from ingot.cli.views.memory import memory_rows
 from ingot.cli.views.numerics import print_numerics
+from ingot.cli.views.quantization import print_sensitive, quantization_text
 from ingot.cli.views.rounding import print_skipped, rounding_row
 from ingot.ir.errors import OptionError
 
@@ -32,6 +33,13 @@ def compile_checkpoint(
     max_batch: int | None = None,
     max_tokens: int | None = None,
     passes: str = "default",
+    quantize: str | None = None,
+    quantize_method: Literal["auto", "rtn", "gptq", "awq", "smoothquant"] = "auto",
+    quantize_ignore: str | None = None,
+    quantize_overrides: str | None = None,
+    quantize_head: Flag = False,
+    calibrate: str | None = None,
+    max_kl: float | None = None,
     deterministic: Flag = False,
     weight_budget: float = 1.0,
     mesh: str | None = None,
@@ -76,8 +84,24 @@ def compile_checkpoint(
     max_tokens
         Tokens of one step, over all its sequences. Default: 8192 on a GPU, 2048 on a CPU.
     passes
-        Changes to the pipeline of passes, as in "default,-merge-linears,quantize{format=int8}". -NAME removes a pass.
-        NAME adds a pass, or sets its options.
+        Changes to the pipeline of passes, as in "default,-merge-linears,choose-layouts{option=value}". -NAME removes a
+        pass. NAME adds a pass, or sets its options.
+    quantize
+        Store the weights of linears in this format, as in int8 or int4_g128. auto chooses a format for each layer: it
+        needs --calibrate and --max-kl.
+    quantize_method
+        rtn rounds to nearest. gptq, awq and smoothquant need --calibrate. auto is gptq with --calibrate, else rtn.
+    quantize_ignore
+        Linears that keep their weights: patterns separated by commas, as in "layers.0.*,lm_head".
+    quantize_overrides
+        Other formats for some linears, as in "layers.0.*=int8,*.down=int8". The first pattern that matches decides.
+    quantize_head
+        Also quantize the linear that computes the logits.
+    calibrate
+        Text with which weights are quantized, and on which the result is measured: a text file, or a JSONL file whose
+        lines have the key text. builtin is a short text that comes with Ingot.
+    max_kl
+        For --quantize auto: the largest KL divergence from the original model on held-out text, in nats per token.
     deterministic
         Use only backends that compute a sequence to the same bits in every batch.
     weight_budget
@@ -130,13 +154,20 @@ def compile_checkpoint(
             max_batch=max_batch,
             max_tokens=max_tokens,
             passes=passes,
+            quantize=quantize,
+            quantize_method=quantize_method,
+            quantize_ignore=_items(quantize_ignore),
+            quantize_overrides=_pairs(quantize_overrides, "--quantize-overrides", "PATTERN=FORMAT"),
+            quantize_head=quantize_head,
+            calibrate=calibrate,
+            max_kl=max_kl,
             deterministic=deterministic,
             weight_budget=weight_budget,
             mesh=axes,
             trace=trace,
             tune=tune,
             tuning_log=tuning_log,
-            checkpoints=_folders(checkpoints),
+            checkpoints=_pairs(checkpoints, "--checkpoints", "alias=CHECKPOINT"),
             keep_risky_fusions=keep_risky_fusions,
             adapter=adapter,
             max_loras=max_loras,
@@ -148,18 +179,23 @@ def compile_checkpoint(
     _print_report(report, output, started, time.perf_counter() - begin, servable=not report.no_golden_run)
 
 
-def _folders(text: str | None) -> dict[str, str]:
-    """Parse the option --checkpoints, such as "draft=FOLDER,other=org/name". Return the checkpoints by their aliases.
+def _items(text: str | None) -> list[str]:
+    """Return the items of an option's value, separated by commas."""
+    return [item.strip() for item in text.split(",") if item.strip()] if text else []
 
-    Raises OptionError for a malformed text.
+
+def _pairs(text: str | None, option: str, form: str) -> dict[str, str]:
+    """Return the pairs of an option's value, such as "draft=FOLDER,other=org/name".
+
+    `form` describes a pair. Raises OptionError for a malformed text.
     """
-    folders: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for item in text.split(",") if text else ():
-        alias, equals, folder = item.partition("=")
-        if not (alias and equals and folder) or alias in folders:
-            raise OptionError(f"'{item}'", where="--checkpoints", expected="alias=CHECKPOINT, each alias once")
-        folders[alias] = folder
-    return folders
+        name, equals, value = item.strip().partition("=")
+        if not (name and equals and value) or name in pairs:
+            raise OptionError(f"'{item}'", where=option, expected=f"{form}, each once")
+        pairs[name] = value
+    return pairs
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
@@ -183,6 +219,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
                 *([("checkpoint", report.origin)] if report.origin else []),
                 *rounding_row(report.rounding),
+                *([("quantized", quantization_text(report.quantization))] if report.quantization else []),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
                 *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
@@ -193,6 +230,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
     if report.rounding.risks:
         print_skipped(out, report.rounding.risks)
+    if report.quantization is not None:
+        print_sensitive(out, report.quantization)
     if report.numerics is not None:
         print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")

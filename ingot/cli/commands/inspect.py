@@ -20,6 +20,7 @@ def inspect_artifact(
     plan: Flag = False,
     weights: Flag = False,
     choices: Flag = False,
+    quantization: Flag = False,
     layer: str | None = None,
     op: str | None = None,
     name: str | None = None,
@@ -44,6 +45,8 @@ def inspect_artifact(
         The weights: types, places in files, and recipes (how each is made from the checkpoint).
     choices
         The backend of each call and its cost, the other candidates, and the backends that refused with their reasons.
+    quantization
+        How weights were quantized with a calibration text: what that changed, and by how much each linear.
     layer
         Only one layer, as in 3, or several, as in 2-5.
     op
@@ -55,6 +58,7 @@ def inspect_artifact(
     from ingot.cli.views.filter import Filter
     from ingot.cli.views.plan import plan_json, print_plan
     from ingot.cli.views.programs import final_texts, print_programs, programs_json, texts_of_pass, texts_of_stage
+    from ingot.cli.views.quantization import print_quantization, quantization_json
     from ingot.cli.views.regions import print_regions, regions_of
     from ingot.cli.views.summary import print_summary, summary
     from ingot.cli.views.weights import print_weights, weights_json
@@ -68,6 +72,7 @@ def inspect_artifact(
         "--plan": plan,
         "--weights": weights,
         "--choices": choices,
+        "--quantization": quantization,
     }
     asked = [option for option, value in parts.items() if value not in (None, False)]
     if len(asked) > 1:
@@ -84,6 +89,8 @@ def inspect_artifact(
             print_json(weights_json(opened, wanted)) if json else print_weights(opened, wanted)
         case "--choices":
             print_json(choices_json(opened, wanted)) if json else print_choices(opened, wanted)
+        case "--quantization":
+            print_json(quantization_json(opened)) if json else print_quantization(opened)
         case "":
             facts = summary(opened)
             print_json(facts) if json else print_summary(facts)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.console import console, counts_text, facts, print_table, size_text, table
 from ingot.cli.views.caches import print_caches
 from ingot.cli.views.plan import buckets_of, read_plans
+from ingot.cli.views.quantization import quantization_of, quantization_text
 from ingot.ir.artifact.manifest import REQUEST, UNLISTED
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.ir.cache.summary import CacheSummary
@@ -55,6 +56,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "nodes_per_backend": backends,
         "bytes": _sizes(artifact),
         "skipped_fusions": _skipped_in(artifact),
+        "quantization": None if (record := quantization_of(artifact)) is None else quantization_text(record),
         "caches": CacheSummary.of(plans).to_json(),
         "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
     }
@@ -150,6 +152,7 @@ def _contents(summary: dict[str, Any]) -> "Table":
             ("executables", f"{summary['executables']} distinct"),
             ("nodes per backend", counts_text(summary["nodes_per_backend"])),
             *_skipped_fusions(summary["skipped_fusions"]),
+            *([("quantized", summary["quantization"])] if summary["quantization"] else []),
             ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
         ]
     )

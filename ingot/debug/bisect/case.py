@@ -54,6 +54,8 @@ class Case:
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
         model = request.trace()
+        if request.text is not None:
+            request = request.calibrated(model, request.identity(model))
         for entry in model.entries.values():
             refuse_unjudged(entry, str(opened.folder))
         return Case(opened, request, model)

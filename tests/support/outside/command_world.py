@@ -39,7 +39,6 @@ def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: object)
     """A tiny random Qwen3 checkpoint; with `tokenizer`, one token a byte."""
     import torch
     from safetensors.torch import save_file
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
@@ -66,14 +65,21 @@ def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: object)
         }
     save_file(tensors, folder / "model.safetensors")
     if tokenizer:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        backend.add_special_tokens([AddedToken(END, special=True)])
-        backend.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
+        write_tokenizer(folder)
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer with one token a byte, and an end token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END, special=True)])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,9 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
             return f"{part}: {problem}"
     if format.element == KEPT:
         return _moved(results["weight"], args[0], format)
+    if len(args) > 1:  # a calibration has chosen the elements, so they need not be the nearest
+        stored = zip(format.parts, args[1:], strict=True)
+        return next((f"{part} is not the stored one" for part, one in stored if not _same(results[part], one)), None)
     element, level = ELEMENTS[format.element], format.levels[0]
     numbers = _elements(results["weight"], format)
     if not (numbers.min() >= element.low and numbers.max() <= element.high):
@@ -286,6 +289,10 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
     if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
         return f"more than half a step off: {problem}"
     return _wrong_scales(results, wanted, format)
+
+
+def _same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return found.dtype is wanted.dtype and np.array_equal(_numbers(found), _numbers(wanted))
 
 
 def _half_gaps(values: np.ndarray, format: Format) -> np.ndarray:

@@ -231,6 +231,7 @@ def context_of(
         emit_library=build_nothing,
         decided={one.key: one for one in request.decided},
         mesh=request.mesh,
+        calibrated=None if request.calibration is None else request.calibration.weights,
     )
 
 

@@ -7,7 +7,7 @@ from ingot.debug.bisect.programs.observe import Tensors, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir import ops
-from ingot.ir.numerics.quantized_weights import weight_breaches, with_rounded_weights
+from ingot.ir.numerics.quantized_weights import weight_breaches, with_originals, with_rounded_weights
 from ingot.ir.program import Program
 
 
@@ -17,7 +17,7 @@ def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, 
     A weight is wrong if its error is larger than its storage format explains. Return None if there is none. `before`
     and `after` are the programs before and after the pass.
     """
-    found = weight_breaches(before, after, params(before), params(after))
+    found = weight_breaches(before, after, params(before), params(with_originals(after)))
     return (found[0].param, found[0].breach.text) if found else None
 
 
