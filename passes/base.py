@@ -15,10 +15,10 @@ from ingot.ir.artifact.backend_times import BackendTimes, call_key
 from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, LibraryBuilder, Yes
-from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.errors import OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region, Stage
+from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 

@@ -8,11 +8,11 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import SHARED_PARTS, Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage
 from ingot.ir.recipe import quantize
+from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.weights import StoredWeight, matmul_of, part_name
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter

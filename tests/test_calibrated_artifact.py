@@ -15,7 +15,9 @@ from ingot.compile.driver import CompileReport
 from ingot.compile.request import Request
 from ingot.debug.bisect.driver import bisect
 from ingot.ir.errors import CalibrationError, OptionError
+from ingot.ir.mesh import ranks
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("calibrated")
 LIMITS = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96}
@@ -163,3 +165,30 @@ def test_a_wrong_scale_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             calibrate=folder / "words.txt",
             check_numerics=True,
         )
+
+
+def test_a_mesh_splits_what_a_calibration_stored(folder: Path) -> None:
+    """Each rank's parts together are the parts without a mesh, and every pass keeps its contract."""
+    given: dict[str, Any] = {
+        "quantize": "int4_g32",
+        "quantize_method": "awq",
+        "quantize_ignore": ["*.down"],
+        "calibrate": folder / "words.txt",
+        "passes": "default,-merge-linears",
+        "check_numerics": True,
+    }
+    compiled(folder, "whole.ingot", **given)
+    compiled(folder, "split.ingot", **given, mesh={"tp": 2})
+    whole = map_weights(open_artifact(folder / "whole.ingot"))
+    parts = [map_weights(open_artifact(folder / "split.ingot"), rank) for rank in ranks({"tp": 2})]
+    for name, dim in (("layers.1.attention.q.qweight", 0), ("layers.1.attention.o.scales", 1)):
+        assert torch.equal(torch.cat([part[name] for part in parts], dim), whole[name])
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(folder: Path) -> None:
+    quantized = write_model(folder / "fp8")
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OptionError, match="quantized already"):
+        compile_model(quantized, folder / "never.ingot", target="cpu", backend="reference", quantize="int8", **LIMITS)

@@ -11,6 +11,7 @@ from http_page import http_sections, is_http
 from kernel_page import kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
+from quality_page import TITLE, quality_section
 from results import RESULTS, Figure, Result, read_result
 from units import quantity
 
@@ -46,8 +47,11 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
     kernels = [one for one in by_name if one.name.startswith("kernels_")]
     for result in kernels:
         lines += [*_kernels(result, plots), ""]
+    quality = [one for one in by_name if one.name.startswith("quality")]
+    for result in quality:
+        lines += [f"## {TITLE}\n", *quality_section(result), "", provenance(result), ""]
     for result in by_name:
-        if result not in engines and result not in kernels and result not in servers:
+        if result not in (*engines, *kernels, *servers, *quality):
             lines += [*_plain(result, plots), ""]
     return "\n".join(lines), plots
 

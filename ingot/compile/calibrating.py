@@ -14,12 +14,12 @@ from ingot.compile.cache import cache_folder, locked
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.quantization import LayerChoice, QuantizationRecord
-from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.ir.errors import CalibrationError
 from ingot.ir.formats import Format
 from ingot.ir.json_text import dump_json, parse_json
 from ingot.ir.numerics.harness import step_inputs
 from ingot.ir.program import Program, tensor_type
+from ingot.ir.stored.calibrated import CalibratedWeights
 from ingot.passes.quantize import AUTO, Quantize
 from ingot.passes.select_linears import check_fit, weight_node
 from ingot.quantizing.auto import find_sensitivity

@@ -33,7 +33,6 @@ from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.cache.dtype import CACHE_DTYPES
-from ingot.ir.stored.calibrated import ALIAS as CALIBRATED
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
@@ -41,6 +40,7 @@ from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
+from ingot.ir.stored.calibrated import ALIAS as CALIBRATED
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.adopt_quantized import AdoptQuantized
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for

@@ -8,11 +8,11 @@ import torch
 from torch import fx
 
 from ingot.ir.artifact.quantization import QuantizedLinear
-from ingot.ir.stored.calibrated import CalibratedWeights, ScaledTogether, part_tensor
 from ingot.ir.formats import Format
 from ingot.ir.formats.grid import Grid
 from ingot.ir.origin import layer_of
 from ingot.ir.program import Program
+from ingot.ir.stored.calibrated import CalibratedWeights, ScaledTogether, part_tensor
 from ingot.quantizing.channel_scales import awq_scales, smooth_scales
 from ingot.quantizing.folds import Fold, find_fold, is_quantizable
 from ingot.quantizing.gptq import gptq

@@ -11,7 +11,7 @@ import torch
 from ingot.ir.formats import Format
 from ingot.ir.formats.grid import Grid
 
-# Exponents that AWQ tries. AutoAWQ tries 20 between 0 and 1; half of them find nearly the same minimum.
+# Exponents that AWQ tries. AutoAWQ tries 20 between 0 and 1; half of them take half the time.
 EXPONENTS = tuple(step / 10 for step in range(1, 10))
 # SmoothQuant's exponent (arXiv 2211.10438, section 4): activations and weights share the difficulty equally.
 MIGRATION = 0.5

@@ -13,11 +13,11 @@ from ingot.runtime.tokenizer import Tokenizer
 
 # The name of the text that comes with Ingot: excerpts of its documentation and code.
 BUILTIN = "builtin"
-_BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl")
+BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl")
 # Tokens of a sequence. Longer ones cost more in attention and show the method no more.
 SEQUENCE = 512
-# Most tokens to quantize with. The GPTQ paper takes 128 sequences of 2048; a quarter of that changes pico's perplexity
-# by less than one sequence more or less does.
+# Most tokens to quantize with. The GPTQ paper takes 128 sequences of 2048 (section 4); a quarter of that, because CPUs
+# run them.
 MOST_TOKENS = 65_536
 # Most tokens to measure on: they run through the original and the quantized model.
 MOST_HELD_OUT = 8192
@@ -67,7 +67,7 @@ def read_text(name: str, tokenizer_folder: Path, vocab_size: int, max_seq_len: i
     with the key "text". A text file is one document. Sequences have at most `max_seq_len` tokens. Raises
     CalibrationError.
     """
-    documents = read_documents(_BUILTIN_FILE if name == BUILTIN else Path(name))
+    documents = read_documents(BUILTIN_FILE if name == BUILTIN else Path(name))
     if not any(map(str.strip, documents)):
         raise CalibrationError("the calibration text is empty", where=name, expected=_EXPECTED, hint=_HINT)
     try:

@@ -160,3 +160,18 @@ def test_equal_runs_store_equal_bits(
     (first, one), (second, other) = (run(program, request_of, texts, "int4_g32", "gptq") for _ in range(2))
     assert first == second and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_only_one_layer_is_in_memory(program: Program, request_of: Request) -> None:
+    inputs = sequences(program, 2, 20, 3)
+    stream = Stream(program, request_of.checkpoint.read, [Lane(one, measured=True) for one in inputs])
+    most = 0
+
+    def at_linear(node: object) -> dict[int, Replaced]:
+        nonlocal most
+        matrices = [one for one in stream._shared if one.op == "placeholder" and "layers." in str(one.target)]
+        most = max(most, len(matrices))
+        return {}
+
+    list(stream.run(at_linear))
+    assert most <= 2

@@ -1,4 +1,4 @@
-"""A tiny checkpoint to calibrate: its embeddings and gains have outlier channels, and its tokenizer has a token a byte."""
+"""A tiny checkpoint to calibrate, with outlier channels and a tokenizer with a token a byte."""
 
 import random
 from collections.abc import Mapping
