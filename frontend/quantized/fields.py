@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ingot.ir.errors import ConfigError
 
 T = TypeVar("T")
-ORIGINAL = 'use the original checkpoint; --quantize int8 quantizes it'
+ORIGINAL = "use the original checkpoint; --quantize int8 quantizes it"
 
 
 @dataclass
