@@ -48,8 +48,10 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
     for result in kernels:
         lines += [*_kernels(result, plots), ""]
     quality = [one for one in by_name if one.name.startswith("quality")]
+    if quality:
+        lines.append(f"## {TITLE}\n")
     for result in quality:
-        lines += [f"## {TITLE}\n", *quality_section(result), "", provenance(result), ""]
+        lines += [*quality_section(result), "", provenance(result), ""]
     for result in by_name:
         if result not in (*engines, *kernels, *servers, *quality):
             lines += [*_plain(result, plots), ""]

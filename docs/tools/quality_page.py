@@ -12,7 +12,7 @@ HEAD = """\
 that its training held out. Methods other than rtn are calibrated with the text that comes with Ingot. Bytes are those
 of all params, with the embedding in bfloat16.
 """
-AUTO = """
+AUTO = """\
 `--quantize auto` on three small models that the script trains: the KL divergence on the held-out half of the
 calibration text, which the bound is for, and the same with the model's bfloat16 activations.
 """
@@ -21,6 +21,9 @@ calibration text, which the bound is for, and the same with the model's bfloat16
 def quality_section(result: Result) -> Iterator[str]:
     """Yield the tables of a result of quality.py."""
     figures = result.figures
+    if "steps" in result.settings:
+        yield from _auto(figures)
+        return
     yield HEAD.format(**result.settings)
     base = figures["bf16.none.perplexity"].value
     names = [name.removesuffix(".perplexity") for name in figures if name.endswith(".perplexity")]
@@ -29,19 +32,20 @@ def quality_section(result: Result) -> Iterator[str]:
         *(_row(figures, name, base) for name in names if name[:5] != "bf16."),
     ]
     yield from table(("format", "method", "perplexity", "change", "KL divergence, nats", "bytes"), rows)
-    auto = [name.removesuffix(".again") for name in figures if name.endswith(".again")]
-    if auto:
-        yield AUTO
-        yield from table(
-            ("model", "bound", "KL divergence, nats", "in bfloat16", "bytes, of the original"),
-            (_auto_row(figures, name) for name in auto),
-        )
+
+
+def _auto(figures: dict[str, Figure]) -> Iterator[str]:
+    yield AUTO
+    yield from table(
+        ("model", "bound", "KL divergence, nats", "in bfloat16", "bytes, of the original"),
+        (_auto_row(figures, name.removesuffix(".again")) for name in figures if name.endswith(".again")),
+    )
 
 
 def _row(figures: dict[str, Figure], name: str, base: float) -> tuple[str, ...]:
     format, _, method = name.rpartition(".")
     perplexity, kl, stored = (figures[f"{name}.{part}"].value for part in ("perplexity", "kl", "bytes"))
-    shown = "KV cache in fp8" if format == "kv_fp8" else "auto, at most 0.01 nats" if format == "auto" else format
+    shown = "KV cache in fp8" if format == "kv_fp8" else format
     change = f"{100 * (perplexity / base - 1):+.2f} %"
     return shown, "–" if method == "none" else method, f"{perplexity:.3f}", change, f"{kl:.5f}", quantity(stored, "B")
 

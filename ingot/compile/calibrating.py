@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,21 @@ class CalibrationJob:
     options: QuantizeOptions
     text: CalibrationText
 
-    def check(self) -> None:
-        """Raise CalibrationError or OptionError if this program or text cannot be calibrated."""
+    def checked(self) -> "CalibrationJob":
+        """Return this job with as much of its text as fits into memory.
+
+        Raises CalibrationError or OptionError if this program or text cannot be calibrated.
+        """
         if "logits" not in self.program.outputs:
             raise CalibrationError(
                 "a calibration measures logits, and the model computes none", where=f"program {self.program.name}"
             )
         selected = self.quantize.select(self.program).formats
         check_fit(selected)
-        self.text.check(max((tensor_type(weight_node(node)).bind({})[1] for node in selected), default=1))
+        columns = max((tensor_type(weight_node(node)).bind({})[1] for node in selected), default=1)
+        text = self.text.within(columns)
+        text.check(columns)
+        return replace(self, text=text)
 
     def result(self, identity: object, on_done: OnDone) -> CalibrationResult:
         """Return the result for a compile with this identity. It is computed unless the cache has it.
@@ -73,7 +79,7 @@ class CalibrationJob:
         `on_done` is called with the finished calls of the program and the total, in each run over the texts. Raises
         CalibrationError or OptionError.
         """
-        self.check()
+        job = self.checked()
         folder = cache_folder("calibrated")
         key = digest_json(identity)
         path = folder / key
@@ -81,7 +87,7 @@ class CalibrationJob:
             if not (path / _RESULT).is_file():
                 made = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder))
                 try:
-                    document = self._run(made, on_done)
+                    document = job._run(made, on_done)
                     (made / _RESULT).write_text(dump_json(document), encoding="utf-8")
                     shutil.rmtree(path, ignore_errors=True)  # an interrupted compile left it
                     made.rename(path)

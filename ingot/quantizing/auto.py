@@ -13,10 +13,9 @@ from torch import fx
 
 from ingot.ir.artifact.quantization import LayerChoice
 from ingot.ir.formats import Format, find_format
-from ingot.ir.formats.grid import Grid
 from ingot.ir.origin import layer_of
 from ingot.ir.program import Program, tensor_type
-from ingot.quantizing.calibrate import Inputs, relative_error
+from ingot.quantizing.calibrate import Inputs, grid_of, relative_error
 from ingot.quantizing.stream import Lane, Read, Replaced, Stream, input_of, weight_of
 
 # The formats to choose from, with the fewest bytes first.
@@ -182,10 +181,12 @@ class _Probe:
 
     def _rounded(self, node: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> Replaced:
         """Return the weight in its smallest format, and note the squared relative error at each level."""
+        name = str(weight_of(node).target)
         replaced = [
-            Replaced(weight if format is None else Grid.of(weight, format).nearest(weight)) for format in _levels(node)
+            Replaced(weight if format is None else grid_of(name, weight, format).nearest(weight))
+            for format in _levels(node)
         ]
-        self.errors[str(weight_of(node).target)] = [relative_error(one, weight, x) ** 2 for one in replaced]
+        self.errors[name] = [relative_error(one, weight, x) ** 2 for one in replaced]
         return replaced[0]
 
 

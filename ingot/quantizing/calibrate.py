@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ingot.ir.artifact.quantization import QuantizedLinear
+from ingot.ir.errors import CalibrationError, CheckpointError
 from ingot.ir.formats import Format
 from ingot.ir.formats.grid import Grid
 from ingot.ir.origin import layer_of
@@ -24,6 +25,9 @@ METHODS = ("rtn", "gptq", *SCALING_METHODS)
 # Rows of an input on which errors are measured and AWQ's scales are searched. Their results have as many samples as
 # there are rows times outputs, so the estimate of an error is within a few percent.
 SAMPLE_ROWS = 1024
+
+# A larger loss, in nats per token, counts as this one: its perplexity would not be a number.
+_MOST_LOSS = 100.0
 
 Inputs = Mapping[str, torch.Tensor]
 # Stores a tensor of the calibration by its name.
@@ -141,7 +145,15 @@ def measure(stream: Stream, at_linear: AtLinear) -> Measurement:
         before -= float(original[:-1].gather(-1, following).double().sum())
         after -= float(found[:-1].gather(-1, following).double().sum())
         tokens, predicted = tokens + len(found), predicted + len(following)
-    return Measurement(tokens, max(kl, 0.0) / tokens, math.exp(after / predicted), math.exp(before / predicted))
+    if not math.isfinite(kl):
+        raise CalibrationError(
+            "the logits of the calibration text are not finite",
+            where=f"program {stream.program.name}",
+            expected="a model that computes finite logits in float32",
+            hint="compile with --check-numerics and without --calibrate: it names the first tensor that overflows",
+        )
+    losses = after / predicted, before / predicted
+    return Measurement(tokens, max(kl, 0.0) / tokens, *(math.exp(min(loss, _MOST_LOSS)) for loss in losses))
 
 
 def relative_error(replaced: Replaced, weight: torch.Tensor, sample: torch.Tensor) -> float:
@@ -152,6 +164,17 @@ def relative_error(replaced: Replaced, weight: torch.Tensor, sample: torch.Tenso
     results = sample @ weight.T
     change = replaced.input(sample) @ replaced.weight.T - results
     return float((change.square().sum() / results.square().sum().clamp(min=torch.finfo(torch.float32).tiny)).sqrt())
+
+
+def grid_of(name: str, weight: torch.Tensor, format: Format, importance: torch.Tensor | None = None) -> Grid:
+    """Return the grid of a weight, float32 [N, K]; with `importance` [K] of its columns, the fitted one.
+
+    Raises CheckpointError, with the param's name, if the weight has NaN, infinities or values too large for a scale.
+    """
+    try:
+        return Grid.of(weight, format) if importance is None else Grid.fitted(weight, format, importance)
+    except ValueError as error:
+        raise CheckpointError(str(error), where=f"param {name}", expected="finite numbers") from error
 
 
 @dataclass
@@ -203,12 +226,8 @@ class _Work:
         hessian = self._hessian(x, scales) if self.method == "gptq" else None
         for name, weight, format in zip(names, weights, formats, strict=True):
             scaled = weight if scales is None else weight * scales
-            if hessian is None:
-                grid = Grid.of(scaled, format)
-                rounded = grid.nearest(scaled)
-            else:
-                grid = Grid.fitted(scaled, format, hessian.diagonal())
-                rounded = gptq(scaled, hessian, grid)
+            grid = grid_of(name, scaled, format, None if hessian is None else hessian.diagonal())
+            rounded = grid.nearest(scaled) if hessian is None else gptq(scaled, hessian, grid)
             self._waiting[name] = grid.stored(rounded)
             replaced = Replaced(rounded, scales, format.activations)
             self._ready[name] = replaced

@@ -8,6 +8,7 @@ import torch
 
 from ingot.compile.request import Request
 from ingot.ir.artifact.quantization import QuantizedLinear
+from ingot.ir.errors import CalibrationError, CheckpointError
 from ingot.ir.formats import Format, dequantize, find_format
 from ingot.ir.formats.grid import Grid
 from ingot.ir.interpret import interpret
@@ -175,3 +176,33 @@ def test_only_one_layer_is_in_memory(program: Program, request_of: Request) -> N
 
     list(stream.run(at_linear))
     assert most <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("layers.1.mlp.up.weight", float("nan"), CheckpointError, "layers.1.mlp.up.weight"),
+        ("norm.weight", float("inf"), CalibrationError, "logits .* not finite"),
+        ("layers.1.mlp_norm.weight", float("inf"), CalibrationError, "activations .* not finite"),
+    ],
+)
+def test_numbers_that_are_not_finite(
+    program: Program,
+    request_of: Request,
+    texts: tuple[list[Inputs], list[Inputs]],
+    name: str,
+    value: float,
+    error: type[Exception],
+    message: str,
+) -> None:
+    def read(tensor: str) -> torch.Tensor:
+        found = request_of.checkpoint.read(tensor).clone()
+        if tensor in program.params[name].recipe.sources():
+            found.flatten()[3] = value
+        return found
+
+    formats = {
+        str(weight_of(node).target): one for node, one in Quantize(format="int8").select(program).formats.items()
+    }
+    with pytest.raises(error, match=message):
+        calibrate(program, formats, "gptq", *texts, read, lambda name, tensor: None)

@@ -92,3 +92,11 @@ def test_a_short_text_says_how_much_is_needed(checkpoint: Path, tmp_path: Path) 
         CalibrationError, match=r"(?s)5 tokens to quantize with and 5.*at least 96 of each, so about 192"
     ):
         read(tmp_path / "a.txt", checkpoint).check(96)
+
+
+def test_wide_linears_take_fewer_tokens(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x" * 1200)
+    monkeypatch.setattr(module, "MOST_NUMBERS", 300 * 64)
+    found = read(tmp_path / "a.txt", checkpoint)
+    assert found.tokens == 600 and found.within(64).tokens == 256 and found.within(1 << 20).tokens == 128
+    assert found.within(64).held_out == found.held_out
