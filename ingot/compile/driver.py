@@ -114,7 +114,7 @@ def compile_model(
     passes: str = "default",
     quantize: str | None = None,
     quantize_method: str = "auto",
-    quantize_ignore: Sequence[str] = (),
+    quantize_ignore: Sequence[str] | None = None,
     quantize_overrides: Mapping[str, str] | None = None,
     quantize_head: bool = False,
     calibrate: str | Path | None = None,

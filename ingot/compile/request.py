@@ -118,7 +118,7 @@ class Request:
         passes: str = "default",
         quantize: str | None = None,
         quantize_method: str = "auto",
-        quantize_ignore: Sequence[str] = (),
+        quantize_ignore: Sequence[str] | None = None,
         quantize_overrides: Mapping[str, str] | None = None,
         quantize_head: bool = False,
         calibrate: str | Path | None = None,
@@ -150,7 +150,7 @@ class Request:
         quantizing = QuantizeOptions.read(
             quantize,
             method=quantize_method,
-            ignore=quantize_ignore,
+            ignore=quantize_ignore or (),
             overrides=quantize_overrides or {},
             head=quantize_head,
             calibrate=calibrate,

@@ -120,7 +120,7 @@ def test_tensors_that_no_score_can_be_computed_with(value: float, said: str, tmp
     [
         (None, "there is no folder"),
         ("README.md", "found there: README.md"),
-        ("model-Q4_K_M.gguf", "use the safetensors checkpoint that the GGUF files were made from: model-Q4_K_M.gguf"),
+        ("model-Q4_K_M.gguf", "model-Q4_K_M.gguf is not a valid GGUF file"),
         ("adapter_config.json", "this is an adapter: compile its base model with --adapter"),
     ],
 )

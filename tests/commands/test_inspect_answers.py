@@ -34,6 +34,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "nodes_per_backend",
         "bytes",
         "skipped_fusions",
+        "quantization",
         "caches",
         "passes",
     ]

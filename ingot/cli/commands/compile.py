@@ -11,7 +11,6 @@ from ingot.cli.commands import Flag
 from ingot.cli.console import console, counts_text, facts, print_table, size_text
 from ingot.cli.views.memory import memory_rows
 from ingot.cli.views.numerics import print_numerics
-from ingot.cli.views.quantization import print_sensitive, quantization_text
 from ingot.cli.views.rounding import print_skipped, rounding_row
 from ingot.ir.errors import OptionError
 
@@ -204,6 +203,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
     `started` is the seconds that imports took. `total` is the seconds of the whole command. `servable` is True if this
     machine can run the artifact. If so, the command `ingot run` is suggested.
     """
+    from ingot.cli.views.quantization import print_sensitive, quantization_text  # imports pydantic
+
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
     phases = {"start": started, **report.seconds}
