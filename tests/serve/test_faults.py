@@ -54,7 +54,9 @@ class InFlight(threading.Thread):
                 return
             with client.stream("POST", "/v1/completions", json=self._fields) as answer:
                 self.status = answer.status_code
-                self.events += (line for line in answer.iter_lines() if line)
+                for line in answer.iter_lines():
+                    if line:
+                        self.events.append(line)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -157,6 +159,8 @@ def test_an_engine_that_is_killed(server: HttpServer) -> None:
     """The server is not ready within a second, requests in flight get 503, and a new engine serves the next."""
     waiting, streaming = InFlight(server), InFlight(server, stream=True)
     server.until_gauge("num_requests_running", 2, 10)
+    # A stream whose first event has not been sent answers 503 too, so wait for that event.
+    until(lambda: streaming.events, 10)
     os.kill(server.engine_process(), signal.SIGKILL)
     assert until(lambda: server.http.get("/ready").status_code == 503, 1) < 1
     refused = server.complete()
@@ -164,7 +168,7 @@ def test_an_engine_that_is_killed(server: HttpServer) -> None:
     waiting.join(10)
     streaming.join(10)
     assert waiting.status == 503
-    # The stream had begun: its last event is the error.
+    # The stream had begun: the error is its last event before the end.
     assert streaming.status == 200 and streaming.events[-1] == "data: [DONE]"
     assert json.loads(streaming.events[-2][6:])["error"]["code"] == "engine_unavailable"
     until(lambda: server.http.get("/ready").status_code == 200, 60)
