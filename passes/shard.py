@@ -122,14 +122,17 @@ def _prepare(rewriter: Rewriter) -> None:
 
 
 def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
-    """Rewrite linear(x, w, b) as linear(x, w) + b. So the bias is added once, after the sum over ranks."""
-    _, args, node.kwargs = replace(matmul, bias=None).call()
-    node.args = tuple(args)
+    """Rewrite linear(x, w, b) as linear(x, w) + b. So the bias is added once, after the sum over ranks.
+
+    The sum keeps the name of the call, because it has its value. Checks of passes compare values by name, so the
+    partial sum gets a name that no other pass makes.
+    """
+    _, args, kwargs = replace(matmul, bias=None).call()
     graph = rewriter.program.graph
-    with graph.inserting_after(node):
-        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, matmul.bias), name="add")
-    add.meta = dict(node.meta)
-    node.replace_all_uses_with(add, delete_user_cb=lambda user: user is not add)
+    with graph.inserting_before(node):
+        part = graph.create_node("call_function", node.target, tuple(args), kwargs, name="partial_linear")
+    part.meta = dict(node.meta)
+    node.target, node.args, node.kwargs = torch.ops.aten.add.Tensor, (part, matmul.bias), {}
 
 
 def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:

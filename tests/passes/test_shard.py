@@ -16,8 +16,9 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.errors import OptionError, PassError, VerifyError
 from ingot.ir.mesh import ranks
-from ingot.ir.numerics.contracts import Measured, breach
-from ingot.ir.numerics.harness import MeshRun, teacher_forced
+from ingot.ir.numerics.contracts import Measured, breach, changed_meaning
+from ingot.ir.numerics.harness import MeshRun, rank_params, step_inputs, teacher_forced
+from ingot.ir.numerics.recording import record
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, ParamSpec, Program, Stage
@@ -185,6 +186,22 @@ def test_heads_are_repeated_in_place(opened: Opened) -> None:
         recipe = sharded.params[f"layers.0.attention.k.{part}"].recipe
         found = [recipe.for_rank(rank).execute(read).unflatten(0, (3, 10)) for rank in ranks(MESH)]
         assert torch.equal(found[0], stored[[0, 0, 1]]) and torch.equal(found[1], stored[[1, 2, 2]])
+
+
+def test_values_keep_their_names(opened: Opened, on_mesh: OnMesh) -> None:
+    """Faults are located by values of the same name. A linear without its bias has another name."""
+    _, read = opened("repeated key-value heads and biases")
+    after = next(step.program for step in on_mesh("repeated key-value heads and biases") if step.name == "shard")
+    before = next(step.program for step in on_mesh("repeated key-value heads and biases") if step.name == "normalize")
+    old, new = (
+        record(one, rank_params(one, read), step_inputs(one.input_types(), [[5, 6, 7], [8]]), only_exact=True).steps[0]
+        for one in (before, after)
+    )
+    # Repeated heads of k and v have another shape.
+    same = {name for name in old if old[name].measured.exact.shape == new[name].measured.exact.shape}
+    assert not {name for name in same if changed_meaning(old[name].measured, new[name].measured)}
+    summed = {name for name in same if (old[name].op, new[name].op) == ("ingot.linear", "aten.add.Tensor")}
+    assert len(summed) == 2, "the projection after attention and the one down, with their biases"
 
 
 def test_one_device_is_as_before(opened: Opened) -> None:
