@@ -44,9 +44,9 @@ class PassNumerics:
     - `numerics`: the pass's numerics contract: EXACT, ROUNDING or LOSSY
     - `changed`: False if the pass left the program unchanged; then nothing was computed
     - `meaning`: change of the logits when both programs are computed in float64
-    - `before`: error of the program before the pass, against float64
+    - `before`: error of the program before the pass, against float64, as root mean square
     - `error`: the number that the contract bounds. EXACT: change of the computed logits. ROUNDING: error of the new
-      program against float64. LOSSY: equal to `meaning`
+      program against float64, as root mean square. LOSSY: equal to `meaning`
     - `relative`: `error` as a multiple of the largest logit
     - `allowed`: maximum of `error`; None if the contract sets none
     - `lost`: number of logits that were not finite before the pass; they are excluded
@@ -304,7 +304,7 @@ def _broken(one: PassRecord, problem: Breach, tensor: Divergence | str | None) -
     return NumericsError(
         f"pass {one.name} broke its numerics contract, {one.numerics.value}: {problem}",
         where=_where(one, tensor),
-        expected=f"an error of at most {problem.allowed:.3g}; it is {problem.max_error:.3g}, "
+        expected=f"an error of at most {problem.allowed:.3g}; it is {problem.error:.3g}, "
         f"{problem.relative_error:.3g} of the largest value",
         hint=f"--passes default,-{one.name} compiles without it" if one.name in OPTIONAL else "",
     )

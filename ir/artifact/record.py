@@ -10,7 +10,8 @@ class Numerics(enum.Enum):
     """How much a pass may change the results of a program.
 
     EXACT     not at all: the interpreter computes equal bits, except for the sign of zeros
-    ROUNDING  the error against float64 may grow by a factor of 1.25, plus the tolerance of the dtype
+    ROUNDING  the error against float64 may grow by a factor of 1.25, plus the tolerance of the dtype. It is the root
+              mean square of a tensor's errors; the largest one may grow by 4
     LOSSY     more than that, as in quantization; the change needs a quality score
     """
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def print_numerics(out: "Console", report: "NumericsReport") -> None:
     """Print the report of --check-numerics: the error of each pass.
 
-    The error is the largest error of any logit, at all positions of the sample requests.
+    The error is over the logits at all positions of the sample requests. It is their root mean square for a ROUNDING
+    pass, and the largest error of a logit for other passes.
     """
     tokens = ", ".join(map(str, report.sample))
     out.print("\nNumerics", style="bold")
