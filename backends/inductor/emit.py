@@ -16,9 +16,13 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, target_name
+from ingot.ir.types import TensorType
 
 # Read the number of threads when a region runs: a library must not contain the core count of the build machine.
 OPTIONS = {"cpp.dynamic_threads": True}
+# Dtypes without a C++ type that AOTInductor's wrapper can name (torch 2.14 writes at::Float8_e8m0fnu, which PyTorch's
+# headers do not have).
+_NOT_IN_CXX = frozenset({torch.float8_e8m0fnu})
 # The size of dims to trace with: any in range that export does not specialize as a constant.
 _EXAMPLE_SIZE = 7
 
@@ -79,9 +83,14 @@ class Inductor:
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:
-    """Return None if all `nodes` are fusible. Otherwise return a refusal (No) with the name of the first other one."""
+    """Return None if AOTInductor can compile all `nodes` in a region. Otherwise return a refusal (No) that names the
+    first other one."""
     for node in nodes:
         op = op_of(node.target)
         if op is not None and not op.fusible:
             return No(f"{target_name(node.target)} is not fusible")
+        for one in (node, *node.all_input_nodes):
+            value_type = one.meta.get("type")
+            if isinstance(value_type, TensorType) and value_type.dtype in _NOT_IN_CXX:
+                return No(f"{target_name(node.target)} has a {value_type.dtype}, which the C++ wrapper cannot name")
     return None

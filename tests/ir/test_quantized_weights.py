@@ -52,14 +52,14 @@ def test_a_wrong_part_is_found(name: str, edit: Callable[[Parts], None]) -> None
     edit(parts)
     problem = weight_breach(weights(), parts, format)
     assert problem is not None and problem.text.startswith(("a value is off by ", "a step is "))
-    assert problem.max_error > problem.allowed or problem.text.startswith("a step is ")
+    assert problem.error > problem.allowed or problem.text.startswith("a step is ")
 
 
 def test_a_lossless_format_loses_nothing() -> None:
     edited = weights(torch.bfloat16)
     edited[6, 9] *= 1.01
     problem = weight_breach(weights(torch.bfloat16), {"weight": edited}, FORMATS["plain"])
-    assert problem is not None and problem.text.endswith(", but must be exact") and problem.max_error > 0
+    assert problem is not None and problem.text.endswith(", but must be exact") and problem.error > 0
 
 
 def test_a_step_may_not_be_coarser_than_the_range_needs() -> None:

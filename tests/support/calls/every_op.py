@@ -102,6 +102,8 @@ def every_op(dtypes: Sequence[torch.dtype] = DTYPES) -> EveryOp:
         _layer(every, dtype, table, positions)
         for op in OPS.values():
             for sample in op.samples(torch.Generator().manual_seed(3), dtype) if op.fusible else ():
+                if any(isinstance(arg, torch.Tensor) and arg.dtype is torch.float8_e8m0fnu for arg in sample.args):
+                    continue  # refused: C++ has no name for the type
                 prefix = f"{op.name}.{len(every.samples)}"
                 args = [
                     every.give(f"{prefix}.{place}", value) if isinstance(value, torch.Tensor) else value
