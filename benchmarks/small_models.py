@@ -57,7 +57,7 @@ def train(name: str, folder: Path, steps: int) -> Path:
         loss.backward()
         optimizer.step()
         warmup.step()
-    print(f"{name}: a loss of {float(loss):.3f} nats a byte after {steps} steps", flush=True)
+    print(f"{name}: a loss of {float(loss.detach()):.3f} nats a byte after {steps} steps", flush=True)
     made = folder / name
     model.to(torch.bfloat16).save_pretrained(made)
     write_tokenizer(made, VOCAB)
