@@ -33,7 +33,7 @@ from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
-from ingot.ir.program import Program, Region
+from ingot.ir.program import Program, Region, Stage
 from ingot.ir.types import DTYPE_NAMES
 from ingot.runtime.load_context import on_one_device
 
@@ -93,6 +93,25 @@ def test_every_op_on_its_samples(built: Built) -> None:
         expected = op.reference(*sample.args, **sample.kwargs)
         for name, right in zip(names, expected if isinstance(expected, tuple) else (expected,), strict=True):
             assert (problem := compare(results[name], right, right.dtype)) is None, f"{op.name} in {dtype}: {problem}"
+
+
+def test_a_dtype_that_cxx_cannot_name_is_refused() -> None:
+    op = OPS["quant_linear"]
+    every = EveryOp(Program("e8m0", Stage.FUSED, {}))
+    refused = 0
+    for number, sample in enumerate(op.samples(torch.Generator().manual_seed(0), torch.bfloat16)):
+        tensors = [arg for arg in sample.args if isinstance(arg, torch.Tensor)]
+        args = [
+            every.give(f"{number}.{place}", arg) if isinstance(arg, torch.Tensor) else arg
+            for place, arg in enumerate(sample.args)
+        ]
+        claim = Inductor().claim([every.call(op, *args, **sample.kwargs)], TARGET, BUCKET)
+        if any(arg.dtype is torch.float8_e8m0fnu for arg in tensors):
+            refused += 1
+            assert isinstance(claim, No) and "torch.float8_e8m0fnu" in claim.reason
+        else:
+            assert isinstance(claim, Yes)
+    assert refused
 
 
 @pytest.mark.parametrize(
