@@ -19,8 +19,8 @@ from ingot.ir.weights import Matmul, StoredWeight
 # Names of the params that `with_originals` adds end so.
 _ORIGINAL = ".original"
 # The largest error of a weight whose elements a calibration chose, in multiples of the error of rounding to nearest.
-# GPTQ moves elements to compensate for others: pico's weights get up to 1.6 times that error. A wrong scale, zero point
-# or order of elements makes an error as large as the weight, which is some ten times that of four bits.
+# GPTQ moves elements to compensate for others, so a weight's own error grows. A wrong scale, zero point or order of
+# elements makes an error about as large as the weight. The factor lies between the two by estimate, and is not measured.
 _CHOSEN_ERROR = 4.0
 
 
