@@ -31,6 +31,7 @@ from peer import environment
 from peers import PEERS
 from random_adapter import write_random_adapter
 from results import Figure, add_json_option, report
+from step_gaps import step_gaps
 
 from ingot import LLM, SamplingParams
 from ingot.bench.children import run_child
@@ -168,19 +169,10 @@ def _loading(llm: LLM, folders: list[Path], options: argparse.Namespace) -> dict
 
 
 def _gaps(llm: LLM, adapters: list[str | None], options: argparse.Namespace, turn: int) -> Iterator[float]:
-    """Serve sequences that use `adapters` in turn, and yield the seconds between two decode steps."""
+    """Serve sequences that use `adapters` in turn, and return the seconds between decode steps."""
     engine: Any = llm.llm_engine
     engine.add_requests(_requests(llm, adapters, options, turn, options.steps + 8))
-    last = None
-    while engine.has_unfinished():
-        outputs = engine.step()
-        if len(outputs) != options.sequences:  # some are not decoding yet, or any more
-            last = None
-            continue
-        now = time.perf_counter()
-        if last is not None:
-            yield now - last
-        last = now
+    return step_gaps(engine.step, engine.has_unfinished, options.sequences)
 
 
 def _requests(

@@ -9,8 +9,9 @@ processes and the server's gauges are sampled; `--samples FILE.csv` keeps the sa
 
 The exit code is 1, with the reason, unless all this holds. Every answer is complete or refused as it must be, and no
 status is 500 or above. At the end no sequence runs, waits or holds pages. File descriptors and threads are as before
-the load. In the last third of the time both processes and the GPU take on average no more memory than in the third
-before, but for fixed tolerances. The resources before the load are those after a minute of the same load.
+the load, and so is the GPU's memory. In the last third of the time both processes take on average no more memory than
+in the third before. Memory has fixed tolerances. The resources before the load are those after a minute of the same
+load.
 """
 
 import argparse
@@ -72,20 +73,16 @@ class Soaked:
 
     def growth(self, process: str) -> float:
         """Return the bytes by which a process's mean memory grew, from the middle third of the time to the last."""
-        return _growth([getattr(one, process).anonymous for one in self.samples])
+        third = len(self.samples) // 3
+        sizes = [getattr(one, process).anonymous for one in self.samples]
+        if not third:
+            return 0.0
+        return sum(sizes[-third:]) / third - sum(sizes[-2 * third : -third]) / third
 
     @property
-    def device_growth(self) -> float:
-        """Return the bytes by which the mean of the GPU's memory grew, from the middle third of the time to the last.
-
-        A process allocates what a kind of step needs when the first one comes, which may be after the warm-up.
-        """
-        return _growth(self.device)
-
-
-def _growth(sizes: Sequence[int]) -> float:
-    third = len(sizes) // 3
-    return sum(sizes[-third:]) / third - sum(sizes[-2 * third : -third]) / third if third else 0.0
+    def device_growth(self) -> int:
+        """Return the bytes by which the GPU's memory grew from before the load until after it."""
+        return self.device[-1] - self.device[0] if self.device else 0
 
 
 def main() -> None:
@@ -232,11 +229,8 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
         taken = getattr(after, process).anonymous
         found[f"{process}_memory"] = Figure(value=taken, unit="B", what=f"memory of the {process} process at the end")
     if soaked.device:
-        said = "more memory of the GPU, mean of the last third against the middle third"
-        found["device_memory_growth"] = Figure(value=soaked.device_growth, unit="B", what=said)
-        grown, values = soaked.device[-1] - soaked.device[0], tuple(soaked.device)
-        said = "more memory of the GPU at the end than before the load"
-        found["device_memory_added"] = Figure(value=grown, unit="B", what=said, values=values)
+        said, values = "more memory of the GPU at the end", tuple(soaked.device)
+        found["device_memory_growth"] = Figure(value=soaked.device_growth, unit="B", what=said, values=values)
     for name, waits in _waits(soaked.ended).items():
         for percent in (50.0, 99.0):
             said = f"until the first token of a stream, percentile {percent:g}, {name} third"
@@ -270,7 +264,7 @@ def failures(soaked: Soaked) -> Iterator[str]:
     for process in ("server", "engine"):
         yield from _grown(process, getattr(before, process), getattr(after, process), soaked.growth(process))
     if soaked.device_growth > _ALLOWED_DEVICE:
-        yield f"the GPU's memory grew by {soaked.device_growth / 1e6:.1f} MB in the last third"
+        yield f"the GPU's memory grew by {soaked.device_growth} bytes"
 
 
 def _grown(process: str, before: ProcessSample, after: ProcessSample, growth: float) -> Iterator[str]:

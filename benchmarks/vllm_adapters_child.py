@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from step_gaps import step_gaps
 from vllm_child import SETTINGS
 
 _PROMPT = 128  # tokens, as in adapters.py
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def _gaps(engine: Any, vocab: int, used: list[Any], options: argparse.Namespace, turn: int) -> Iterator[float]:
-    """Serve sequences that use adapters in turn, and yield the seconds between two decode steps."""
+    """Serve sequences that use adapters in turn, and return the seconds between decode steps."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -77,16 +78,7 @@ def _gaps(engine: Any, vocab: int, used: list[Any], options: argparse.Namespace,
         prompt = {"prompt_token_ids": [draw.randrange(vocab) for _ in range(_PROMPT)]}
         adapter = used[place % len(used)]
         engine.add_request(f"{turn}-{place}-{time.monotonic_ns()}", prompt, params, lora_request=adapter)
-    last = None
-    while engine.has_unfinished_requests():
-        outputs = engine.step()
-        if len(outputs) != options.sequences:  # some are not decoding yet, or any more
-            last = None
-            continue
-        now = time.perf_counter()
-        if last is not None:
-            yield now - last
-        last = now
+    return step_gaps(engine.step, engine.has_unfinished_requests, options.sequences)
 
 
 if __name__ == "__main__":

@@ -125,9 +125,10 @@ def test_a_text_that_is_too_short(folder: Path) -> None:
 
 
 def test_a_second_compile_finds_the_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(folder, "first.ingot", quantize="int4_g32", calibrate=folder / "others.txt")
+    first = compiled(folder, "first.ingot", quantize="int4_g32", calibrate=folder / "others.txt")
     monkeypatch.setattr("ingot.compile.calibrating.calibrate", None)  # calling it would fail
-    compiled(folder, "second.ingot", quantize="int4_g32", calibrate=folder / "others.txt", trace="none")
+    second = compiled(folder, "second.ingot", quantize="int4_g32", calibrate=folder / "others.txt", trace="none")
+    assert first.quantization is not None and second.quantization == first.quantization
 
 
 def test_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,13 @@ from ingot.compile.buckets import bucket_classes
 from ingot.compile.calibrating import CalibrationJob, CalibrationResult, OnDone
 from ingot.compile.competing import competing, with_choices
 from ingot.compile.identity import Document, request_document
+from ingot.compile.request_checks import (
+    check_budget,
+    check_cache_dtype,
+    check_dtype,
+    check_limits,
+    check_tunable,
+)
 from ingot.compile.timing.tuning_log import artifact_log, read_log
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, read_config
@@ -31,12 +38,10 @@ from ingot.ir.artifact.manifest import REQUEST, TIMINGS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
-from ingot.ir.backend import Backend, Tunable, toolchain_of
+from ingot.ir.backend import Backend, toolchain_of
 from ingot.ir.cache.dtype import CACHE_DTYPES
-from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
+from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, UnknownPassError
 from ingot.ir.json_text import parse_json
-from ingot.ir.layout import Layout
-from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
@@ -159,14 +164,14 @@ class Request:
         if quantizing is not None and any(isinstance(one, Quantize) for phase in edited for one in phase.passes):
             raise OptionError("the pass quantize in addition to the option quantize", where="passes")
         machine = Target.named(target)
-        _check_cache_dtype(kv_cache_dtype, machine)
+        check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)
         for one in backends:
             toolchain_of(one)  # report a missing compiler before tracing
         log = None if tuning_log is None else read_log(tuning_log, machine)
         if log is not None:
             backends = tuple(with_choices(one, log.given()) for one in backends)
-        _check_tunable(backends, machine, tune=tune)
+        check_tunable(backends, machine, tune=tune)
         source = find_source(checkpoint, revision, progress)
         config = read_config(source.folder)
         refuse_unsupported(config, source.folder)
@@ -176,15 +181,15 @@ class Request:
         merged = None if adapter is None else read_adapter(adapter)
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
-        _check_dtype(spec, machine)
+        check_dtype(spec, machine)
         if max_tokens is None:
             max_tokens = DEFAULT_MAX_TOKENS[machine.device]
         if max_batch is None:
             usual = DEFAULT_MAX_BATCH[machine.device]
             max_batch = max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < usual else usual
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
-        _check_limits(limits, spec)
-        _check_budget(weight_budget)
+        check_limits(limits, spec)
+        check_budget(weight_budget)
         max_lora_rank = check_loras(max_loras, max_lora_rank, axes)
         if max_loras and quantizing is not None and quantizing.method in SCALING_METHODS:
             raise OptionError(
@@ -467,53 +472,3 @@ def _compiled_from(artifact: Artifact) -> str:
             hint="name its folder with --checkpoint",
         )
     return folder
-
-
-def _check_dtype(spec: ModelSpec, target: Target) -> None:
-    if target.device == "cuda" and spec.dtype is torch.bfloat16 and "bf16" not in target.features:
-        raise TargetError(
-            f"the model's dtype is bfloat16, which {target.name} does not compute",
-            expected=f"a GPU with bf16: {FEATURES['bf16'].needs}",
-            hint="compile with --dtype float16 or float32",
-        )
-
-
-def _check_cache_dtype(name: str, target: Target) -> None:
-    if name == "fp8" and target.device == "cuda" and "fp8" not in target.features:
-        raise TargetError(
-            f"a KV cache in fp8, which {target.name} does not convert to and from",
-            expected=f"a GPU with fp8: {FEATURES['fp8'].needs}",
-            hint="compile with --kv-cache-dtype auto",
-        )
-
-
-def _check_tunable(backends: Sequence[Backend], target: Target, *, tune: bool) -> None:
-    if tune and not any(isinstance(one, Tunable) for one in backends):
-        raise TargetError(
-            f"no backend for {target.name} on this machine has tile sizes to time",
-            where=f"the backends {', '.join(one.name for one in backends)}",
-            expected="a GPU as the target, and the backend triton",
-            hint="compile without --tune",
-        )
-
-
-def _check_limits(limits: Limits, spec: ModelSpec) -> None:
-    for name, value, hi in (
-        ("max_seq_len", limits.max_seq_len, spec.max_position),
-        ("max_batch", limits.max_batch, 1 << 16),
-        ("max_tokens", limits.max_tokens, 1 << 20),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= hi:
-            raise OptionError(f"{name} is {value!r}", expected=f"a whole number from 1 to {hi}")
-    if limits.max_tokens < limits.max_batch:
-        raise OptionError(
-            f"max_tokens {limits.max_tokens} is below max_batch {limits.max_batch}",
-            expected="room for one token of every sequence in a step",
-        )
-
-
-def _check_budget(budget: float) -> None:
-    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 1.0 <= budget <= len(Layout):
-        raise OptionError(
-            f"the weight budget is {budget!r}", expected=f"a number from 1.0 to {len(Layout)}.0, copies of the weights"
-        )

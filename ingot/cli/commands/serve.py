@@ -129,8 +129,8 @@ def serve_model(
     read_seconds
         How long a client may take to send the headers of a request, and again for its body.
     busy_poll
-        While requests run, poll sockets instead of sleeping: tokens arrive some 0.1 ms sooner, for one core. "auto"
-        polls with at least 8 cores.
+        While requests run, poll sockets instead of sleeping: the server need not wake up, and uses a core. "auto" polls
+        with at least 8 cores.
     admin_uds
         The path of a Unix socket for operators: pause, sleep, cache, profile. Only its owner may open it.
     admin_host

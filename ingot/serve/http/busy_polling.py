@@ -13,8 +13,8 @@ _LEAST_CORES = 8
 class BusyPolling:
     """Polls the sockets of the event loop while requests run, instead of sleeping until one is readable.
 
-    A process that sleeps is woken after some 0.05 to 0.1 ms on a virtual machine, and its sender pays for the wakeup.
-    A streamed token passes the server once, a request twice. Polling uses one core fully.
+    A process that sleeps takes time to wake up, and its sender pays for the wakeup. A streamed token passes the server
+    once, a request twice. Polling uses one core fully.
 
     mode      "auto" polls if the process may use at least 8 cores
     running   returns how many requests run

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from quantized_files import (
+    UP,
     Tensors,
     Write,
     Written,
@@ -14,6 +15,7 @@ from quantized_files import (
     check_logits,
     formats_of,
     not_the_head,
+    with_part,
     write_quantized,
 )
 
@@ -128,31 +130,18 @@ def test_e8m0_scales(tmp_path: Path) -> None:
     assert f"{name}.weight_scale_inv" in caught.value.where
 
 
-UP = "model.layers.0.mlp.up_proj"
-
-
-def _set(name: str, value: Any) -> Any:
-    def edit(tensors: Tensors) -> None:
-        if value is None:
-            del tensors[f"{UP}.{name}"]
-        else:
-            tensors[f"{UP}.{name}"] = value
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (_set("weight_scale", None), f"the checkpoint lacks {UP}.weight_scale"),
-        (_set("input_scale", None), f"the checkpoint lacks {UP}.input_scale"),
-        (_set("weight_scale", torch.ones(3)), f"the tensor {UP}.weight_scale is float32 [3]"),
-        (_set("weight_scale", torch.ones((), dtype=torch.int32)), f"the tensor {UP}.weight_scale is int32 []"),
-        (_set("input_scale", torch.tensor(0.0)), f"the tensor {UP}.input_scale is 0.0"),
-        (_set("input_scale", torch.tensor(1e-40)), f"the tensor {UP}.input_scale is"),
-        (_set("input_scale", torch.tensor(torch.nan)), f"the tensor {UP}.input_scale is nan"),
-        (_set("weight", torch.zeros(4, 128)), "weight_scale []"),
-        (_set("other_scale", torch.ones(1)), f"{UP}.other_scale [1]"),
+        (with_part("weight_scale", None), f"the checkpoint lacks {UP}.weight_scale"),
+        (with_part("input_scale", None), f"the checkpoint lacks {UP}.input_scale"),
+        (with_part("weight_scale", torch.ones(3)), f"the tensor {UP}.weight_scale is float32 [3]"),
+        (with_part("weight_scale", torch.ones((), dtype=torch.int32)), f"the tensor {UP}.weight_scale is int32 []"),
+        (with_part("input_scale", torch.tensor(0.0)), f"the tensor {UP}.input_scale is 0.0"),
+        (with_part("input_scale", torch.tensor(1e-40)), f"the tensor {UP}.input_scale is"),
+        (with_part("input_scale", torch.tensor(torch.nan)), f"the tensor {UP}.input_scale is nan"),
+        (with_part("weight", torch.zeros(4, 128)), "weight_scale []"),
+        (with_part("other_scale", torch.ones(1)), f"{UP}.other_scale [1]"),
     ],
 )
 def test_tensors_that_do_not_fit(static: Written, edit: Any, problem: str) -> None:
@@ -163,7 +152,7 @@ def test_tensors_that_do_not_fit(static: Written, edit: Any, problem: str) -> No
 
 @pytest.mark.parametrize(("value", "kind"), [(0.0, "zero"), (torch.nan, "NaN"), (1e-40, "subnormal")])
 def test_scales_that_are_no_scales(static: Written, value: float, kind: str) -> None:
-    request = static.rewrite(_set("weight_scale", torch.tensor(value))).request()
+    request = static.rewrite(with_part("weight_scale", torch.tensor(value))).request()
     with pytest.raises(CheckpointError, match=f"1 of 1 scales are {kind}"):
         request.checkpoint.logical.recipes[f"{UP}.weight"].execute(request.checkpoint.read)
 

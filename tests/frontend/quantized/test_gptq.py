@@ -5,11 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_files import Tensors, Write, adopted, check_logits, formats_of, not_the_head, write_quantized
+from quantized_files import (
+    UP,
+    Tensors,
+    Write,
+    adopted,
+    check_logits,
+    formats_of,
+    not_the_head,
+    with_part,
+    write_quantized,
+)
 
 from ingot.ir.errors import CheckpointError, ConfigError
 
-UP = "model.layers.0.mlp.up_proj"
 GPTQ = {
     "quant_method": "gptq",
     "bits": 4,
@@ -154,26 +163,16 @@ def test_what_is_not_understood(tmp_path: Path, fields: dict[str, Any], problem:
     assert problem in caught.value.what
 
 
-def _with(name: str, value: torch.Tensor | None) -> Any:
-    def edit(tensors: Tensors) -> None:
-        if value is None:
-            del tensors[f"{UP}.{name}"]
-        else:
-            tensors[f"{UP}.{name}"] = value
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (_with("qzeros", None), f"the checkpoint lacks {UP}.qzeros"),
-        (_with("qweight", None), f"{UP}.qzeros [4, 32]"),
-        (_with("scales", torch.ones(2, 256)), f"the tensor {UP}.scales is float32 [2, 256]"),
-        (_with("qzeros", torch.zeros(4, 64, dtype=torch.int32)), f"the tensor {UP}.qzeros is int32 [4, 64]"),
-        (_with("qweight", torch.zeros(32, 256, dtype=torch.int32)), f"the tensor {UP}.qzeros is int32 [4, 32]"),
-        (_with("g_idx", torch.arange(128, dtype=torch.int32) % 3), "is no order of 128 columns in groups of 32"),
-        (_with("bias2", torch.ones(1)), f"{UP}.bias2 [1]"),
+        (with_part("qzeros", None), f"the checkpoint lacks {UP}.qzeros"),
+        (with_part("qweight", None), f"{UP}.qzeros [4, 32]"),
+        (with_part("scales", torch.ones(2, 256)), f"the tensor {UP}.scales is float32 [2, 256]"),
+        (with_part("qzeros", torch.zeros(4, 64, dtype=torch.int32)), f"the tensor {UP}.qzeros is int32 [4, 64]"),
+        (with_part("qweight", torch.zeros(32, 256, dtype=torch.int32)), f"the tensor {UP}.qzeros is int32 [4, 32]"),
+        (with_part("g_idx", torch.arange(128, dtype=torch.int32) % 3), "is no order of 128 columns in groups of 32"),
+        (with_part("bias2", torch.ones(1)), f"{UP}.bias2 [1]"),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path: Path, edit: Any, problem: str) -> None:

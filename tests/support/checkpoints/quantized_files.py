@@ -18,6 +18,7 @@ from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import Program
 
 Tensors = dict[str, torch.Tensor]
+UP = "model.layers.0.mlp.up_proj"
 # Takes a module's name and its weight. Returns what is stored for it, by the rest of the name, and the weight that this
 # stands for, computed without Ingot. None: the weight is stored as floats.
 Write = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor] | None]
@@ -95,6 +96,18 @@ def write_quantized(folder: Path, described: Mapping[str, Any], write: Write, **
         tensors |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return Written(folder, floats)
+
+
+def with_part(name: str, value: torch.Tensor | None) -> Callable[[Tensors], None]:
+    """Return an edit of a checkpoint's tensors that stores one part of the linear UP anew, or deletes it for None."""
+
+    def edit(tensors: Tensors) -> None:
+        if value is None:
+            del tensors[f"{UP}.{name}"]
+        else:
+            tensors[f"{UP}.{name}"] = value
+
+    return edit
 
 
 def not_the_head(write: Write) -> Write:
