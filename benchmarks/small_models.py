@@ -1,6 +1,6 @@
 """Train three small language models on a CPU: the checkpoints on which quality.py tries `--quantize auto`.
 
-    python benchmarks/small_models.py FOLDER [--steps 300]
+    python benchmarks/small_models.py FOLDER [--steps 500]
 
 They have one token a byte, and learn the text that comes with Ingot for calibrations. Each takes about a minute of one
 core. They are no use as models, but unlike random weights they have directions that matter and others that do not.
@@ -67,7 +67,7 @@ def train(name: str, folder: Path, steps: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=500)
     options = parser.parse_args()
     for name in CONFIGS:
         train(name, options.folder, options.steps)

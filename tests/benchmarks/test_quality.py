@@ -43,13 +43,16 @@ def test_each_case_is_a_compile(quality: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_auto_keeps_its_bound_on_three_models(quality: ModuleType, tmp_path: Path) -> None:
-    found = dict(quality.auto_figures(tmp_path, steps=60, bounds=(0.003, 0.03)))
+    found = dict(quality.auto_figures(tmp_path, steps=60, bounds=(0.00003, 0.0003)))
     assert len(found) == 3 * 2 * 3
     for name, figure in found.items():
         bound = float(name.partition(".")[2].rpartition(".")[0])
         if name.endswith(".kl"):
             assert figure.value <= bound, name
         if name.endswith(".again"):
-            assert figure.value <= 1.1 * bound, "bfloat16 activations add little to the bound"
+            assert figure.value <= 1.1 * bound + 5e-5, "bfloat16 activations add what they do without quantizing"
         if name.endswith(".bytes"):
-            assert figure.value < 0.9, "a bound with room chooses fewer bytes"
+            assert figure.value <= 1
+    for model in ("llama", "qwen2", "gpt2"):
+        tight, loose = (found[f"auto_{model}.{bound}.bytes"].value for bound in (0.00003, 0.0003))
+        assert loose <= tight
