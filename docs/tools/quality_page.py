@@ -13,8 +13,8 @@ that its training held out. Methods other than rtn are calibrated with the text 
 of all params, with the embedding in bfloat16.
 """
 AUTO = """\
-`--quantize auto` on three small models that the script trains: the KL divergence on the held-out half of the
-calibration text, which the bound is for, and the same with the model's bfloat16 activations.
+`--quantize auto` on three small models that the script trains: the KL divergence in float32 on the held-out half of
+the calibration text, which the bound is for, and the same with bfloat16 activations, which add their own rounding.
 """
 
 
