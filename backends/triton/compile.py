@@ -44,12 +44,14 @@ def is_aligned(value: Value) -> bool:
     """Return whether the address of a tensor is a multiple of ALIGNMENT (16 bytes) in every call.
 
     Buffers and weights are aligned. An input may be a slice of a larger tensor, so its strides decide. Inputs that the
-    host fills, such as vectors of integers, are only 4-byte aligned.
+    host fills, such as vectors of integers, are only 4-byte aligned. Integers whose sizes are all numbers are the
+    elements of a quantized weight.
     """
     if value.buffer is not None:
         return True
     shape, dtype = value.type.shape, value.type.dtype
-    if value.type.strides is None and not dtype.is_floating_point:
+    stored = len(shape) > 1 and all(isinstance(size, int) for size in shape)
+    if value.type.strides is None and not dtype.is_floating_point and not stored:
         return False
     if value.type.strides is None and len(shape) < 2:
         return len(shape) == 0 or dtype.itemsize < 4

@@ -11,16 +11,15 @@ from ingot.backends.triton.lower.linear_invariant import block_tiles, few_tiles,
 from ingot.backends.triton.lower.linear_launches import launch_blocks, launch_matvec, launch_tile
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.backends.triton.lower.quant_linear import schedule_quant_linear
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.sizes import power_of_two
-from ingot.backends.triton.lower.weight import plain_weight
+from ingot.backends.triton.lower.sizes import MOST_NORMED, padded_tokens
+from ingot.backends.triton.lower.weight import plain_weight, stored_weight
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
+from ingot.ir.formats import find_format
 
-# Most elements of a row with a fused norm. One program norms a row in registers: 64 KB of float32, 128 bytes for each
-# of 512 threads.
-MOST_NORMED = 16384
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -41,6 +40,8 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     """
     _check(linear)
     most = _most_rows(linear, schedule)
+    if linear.weight.format is not None:
+        return schedule_quant_linear(linear, schedule, most)
     if schedule.bucket.batch_invariant:
         return _invariant(linear, schedule, most)
     if most > GPU_FEW_TOKENS:
@@ -75,14 +76,6 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
     return launch_tile(linear, schedule, tokens, few_tiles(product, tokens, schedule.sm), sums.share)
 
 
-def padded_tokens(most: int) -> int:
-    """Return how many rows of x a kernel is compiled for, if x has up to `most` rows.
-
-    The number is 1, or a power of two from 16 on, the least size of an operand of `tl.dot`.
-    """
-    return 1 if most == 1 else max(16, power_of_two(most))
-
-
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
     """Return an upper bound of the rows of x in a step.
 
@@ -100,7 +93,8 @@ def _check(linear: Linear) -> None:
     dtype = linear.x.type.dtype
     if dtype not in _DTYPES:
         raise Refused(f"a matmul of {linear.x.type} and {linear.weight.parts[0].type}")
-    loader_of(linear.weight).stored(linear.weight, dtype)
+    if linear.weight.format is None:
+        loader_of(linear.weight).stored(linear.weight, dtype)
     if len(linear.x.type.shape) != 2:
         raise Refused(f"a matmul of {linear.x.type}, where x must have two axes")
     for value in (linear.x, linear.residual):
@@ -113,4 +107,15 @@ def _check(linear: Linear) -> None:
         raise Refused(f"a norm over {linear.depth} elements, more than {MOST_NORMED}")
 
 
-LOWERINGS: Mapping[str, Lowering] = {"linear": lower_linear}
+def lower_quant_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    """Add the launches of one call of `quant_linear`, without fused ops, to `schedule`, and return the result.
+
+    Raises Refused if no kernel supports the call.
+    """
+    (result,) = call.results
+    format = find_format(call.attributes["format"])
+    weight = stored_weight(format, {part: call.value(part) for part in format.parts})
+    return (schedule_linear(Linear(call.value("x"), weight, call.optional("bias"), result), schedule),)
+
+
+LOWERINGS: Mapping[str, Lowering] = {"linear": lower_linear, "quant_linear": lower_quant_linear}

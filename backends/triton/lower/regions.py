@@ -13,10 +13,11 @@ from torch import fx
 from ingot.backends.triton.lower.linear import schedule_linear
 from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.weight import plain_weight
+from ingot.backends.triton.lower.weight import stored_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.program import Program, is_call, named_arguments, tensor_type
+from ingot.ir.weights import matmul_of
 
 _ADD = torch.ops.aten.add.Tensor
 _SLICE = torch.ops.aten.slice.Tensor
@@ -52,7 +53,7 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
     for node in nodes:
-        if not is_call(node, ops.linear.overload):
+        if matmul_of(node) is None:
             continue
         members = _chain(node, free).members()
         if len(members) > 1:
@@ -68,7 +69,7 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
     `body` is the region's program. Raises Refused if `groups` cannot return such a region.
     """
     calls = list(body.calls())
-    products = [node for node in calls if is_call(node, ops.linear.overload)]
+    products = [node for node in calls if matmul_of(node) is not None]
     if len(products) != 1:
         raise Refused(f"a region with {len(products)} matmuls, where one is supported")
     chain = _chain(products[0], dict.fromkeys(calls))
@@ -152,14 +153,14 @@ def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
 
 
 def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
-    bound = named_arguments(chain.linear)
+    matmul = matmul_of(chain.linear)
+    assert matmul is not None
     last = chain.members()[-1]
-    given = bound["x"] if chain.norm is None else named_arguments(chain.norm)["x"]
-    bias = bound["bias"]
+    given = matmul.x if chain.norm is None else named_arguments(chain.norm)["x"]
     linear = Linear(
         values[given],
-        plain_weight(values[bound["weight"]]),
-        None if bias is None else values[bias],
+        stored_weight(matmul.weight.format, {name: values[node] for name, node in matmul.weight.parts.items()}),
+        None if matmul.bias is None else values[matmul.bias],
         tensor_type(last),
     )
     if chain.norm is not None:

@@ -84,3 +84,18 @@ def test_the_judge_takes_the_reference_and_nothing_else(op: str, dtype: torch.dt
             wrong = result.clone()
             wrong[place] = float("nan") if result.is_floating_point() and not result[place].isnan() else 77_777
             assert difference(call, [*found[:index], wrong, *found[index + 1 :]]) is not None
+
+
+@pytest.mark.parametrize(
+    "format", drawn(1, ["int8", "int8_w8a8", "fp8", "fp8_block128", "int4_g128", "int4_g128_asym"])
+)
+def test_quantized_weights_compile(format: str, tmp_path: Path) -> None:
+    numbers = [
+        number
+        for number, call in enumerate(calls("quant_linear", torch.bfloat16))
+        if call.kwargs["format"] == format and call.tensors[0].shape[1] > 64
+    ]
+    assert numbers, format
+    with emitting(tmp_path) as compiling:
+        made = compiling.pool.submit(emit_call, "quant_linear", torch.bfloat16, numbers[-1], tmp_path).result()
+    assert made.executable is not None, made.refused

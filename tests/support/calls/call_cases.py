@@ -12,6 +12,7 @@ from one_call import OneCall, moved
 from op_values import ints, random_step
 from paged_steps import Heads, paged_step
 
+from ingot.ir.formats import PARTS, find_format, quantize
 from ingot.ir.ops import OPS
 from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.tables import make_table
@@ -117,6 +118,26 @@ def _linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """Products of one token and of each tile of tokens; results of size one."""
     shapes = ((1, 896, 896), (1, 131, 4864), (9, 257, 576), (16, 130, 2200), (32, 1152, 896), (64, 37, 101))
     return [OneCall(op, (draw(tokens, k), draw(n, k) * k**-0.5, draw(n) if n % 2 else None)) for tokens, n, k in shapes]
+
+
+# Formats that kernels read, with columns and depths of a weight.
+_STORED = (
+    *(("int8", 37, 101), ("int8_tensor", 130, 2200), ("int8_g128", 257, 1280), ("int8_w8a8", 131, 896)),
+    *(("fp8", 896, 896), ("fp8_per_channel_per_token", 130, 2200), ("fp8_block128", 200, 1152)),
+    *(("f8e4m3/1x*:f32", 257, 576), ("f8e4m3/128x128:f32", 200, 1031), ("int4_g64", 37, 576)),
+    *(("int4_g128", 1152, 4864), ("int4_g128_asym", 257, 896), ("u4/1x128:f16:zeros/low_first", 130, 1152)),
+)
+
+
+def _quant_linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Products with weights in each format that kernels read, for steps of all sizes."""
+    calls: Calls = []
+    for (name, n, k), tokens in zip(_STORED, itertools.cycle(_TOKENS), strict=False):
+        parts = quantize(torch.randn(n, k, generator=g) * k**-0.5, find_format(name))
+        weight, scales, zeros, *others = (parts.get(part) for part in PARTS)
+        bias = draw(n) if n % 2 else None
+        calls.append(OneCall(op, (draw(tokens, k), weight, scales, zeros, bias, *others), {"format": name}))
+    return calls
 
 
 def _lora(op: str, draw: Draw, g: torch.Generator) -> Calls:
@@ -285,6 +306,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(("mix", "concat", "match_rms", "gaussian_top_k"), _streams),
     "rms_norm": _head_norm,
     "linear": _linear,
+    "quant_linear": _quant_linear,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),

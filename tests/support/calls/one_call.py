@@ -45,6 +45,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "match_rms": {"x": "T", "like": "T"},
     "gaussian_top_k": {"x": "T"},
     "linear": {"x": "T"},
+    "quant_linear": {"x": "T"},
     "lora_shrink": {"x": "T", "slots": "T"},
     "lora_expand": {"y": "T", "shrunk": "T", "slots": "T"},
     "rms_norm": {"x": "T"},

@@ -1,0 +1,55 @@
+"""Compile-time constants of the kernels for quantized weights: each dataclass is one constant of a kernel.
+
+The dataclasses have fields and no properties, as those of attention.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Elements:
+    """How a quantized weight [rows, K] is stored, for a kernel.
+
+    element        the element type: "f8e4m3", "i8", "u8", "i4" or "u4"
+    chunk          0 for elements of a byte. Elements of four bits: the columns of a chunk. Quarter i of a chunk has the
+                   columns 4 j + i, which are the four bits from 4 i on of the 16-bit word j.
+    words          words of a row: bytes, or words of 16 bits
+    offset         the number that is subtracted from an element; 0 with zero points
+    assembly       whether elements are converted by instructions of compute capability 9.0
+    scale_rows     rows that share a scale; 0: all
+    scale_columns  columns that share a scale; 0: all
+    scale_stride   scales of a row of blocks
+    zeros          whether each scale has a zero point
+    x_columns      columns of x that share a scale; 0: all
+    x_scales       "none" if x has no scales, "token" if each token has its own, "tensor" for one number
+    """
+
+    element: str
+    chunk: int
+    words: int
+    offset: int
+    assembly: bool
+    scale_rows: int
+    scale_columns: int
+    scale_stride: int
+    zeros: bool
+    x_columns: int
+    x_scales: str
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """How `prepare_rows` rounds rows of x to an element type.
+
+    element   "f8e4m3" or "i8"; "none": numbers stay as they are
+    columns   columns that share a scale; 0: all
+    stored    whether the scale is a stored number, the same for all tokens
+    high      the largest number of the element type
+    bound     the largest magnitude that a scale covers; 0: any
+    """
+
+    element: str = "none"
+    columns: int = 0
+    stored: bool = False
+    high: float = 0.0
+    bound: float = 0.0

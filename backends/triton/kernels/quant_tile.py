@@ -1,0 +1,262 @@
+"""The matmul kernel for quantized weights, on tensor cores.
+
+It has the form of `linear_tile`: the weight is the left operand, and programs may split the K axis. Elements are
+converted exactly to the dtype of x, in registers, and multiplied without their scales. A scale for a block of columns
+multiplies the sum over that block, a scale for a row the sum over the row. So a weight takes one or two instructions
+more than in bf16. Elements and x in f8e4m3, or both in i8, are multiplied by tensor cores as they are.
+
+Tensor cores sum products of f8e4m3 with fewer bits than float32. Each 128 columns are therefore added in float32.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.linear_parts import finish
+from ingot.backends.triton.kernels.quant_elements import converted, quarter, zero_of
+
+
+@triton.jit
+def quant_tile(
+    x,
+    x_scales,
+    weight,
+    scales,
+    zeros,
+    y,
+    bias,
+    residual,
+    partial,
+    arrivals,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    LINES: tl.constexpr,
+    MANY: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Compute a matmul with fused ops: y [rows, N] from x [rows, K] and a quantized weight.
+
+    Grid: cdiv(N, BLOCK_N), SPLITS, and with MANY the blocks of TOKENS rows of x. Without MANY, x has up to TOKENS rows.
+
+    ELEMENTS describes how the weight is stored, with its `scales` and `zeros` (`Elements`). `x_scales` are those of x,
+    if x is rounded: f32 [groups, TOKENS], with MANY f32 [groups, rows], or a stored f32[1]. DTYPE is the dtype to which
+    elements are converted, that of x. Four-bit elements are multiplied with x in the order that `prepare_rows` writes.
+
+    The other parameters are described in `linear_tile`.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    tile, split = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = tl.arange(0, TOKENS)
+    begin = split * SHARE
+    # Rows past the last one repeat it and are not stored.
+    row = tl.minimum(n, N - 1) if N % BLOCK_N != 0 else n
+    words = weight.to(tl.pointer_type(tl.int16)) if ELEMENTS.chunk > 0 else weight
+    gate_rows = words + (tile.to(tl.int64) * BLOCK_N + FIRST) * ELEMENTS.words
+    up_rows = words + (tile.to(tl.int64) * BLOCK_N + UP) * ELEMENTS.words
+    local = row - tile * BLOCK_N
+    if DEPENDENT:
+        if LINES > 0:
+            _fetch(gate_rows, local, begin, ELEMENTS, LINES)
+            if GATED:
+                _fetch(up_rows, local, begin, ELEMENTS, LINES)
+        gdc_wait()
+    if MANY:
+        t = tl.program_id(2).to(tl.int64) * TOKENS + t
+    token = tl.minimum(t, rows - 1)
+    # Where the scales of tokens are, and how far those of the next group. Those past the last row are arbitrary, as are
+    # the sums that they multiply.
+    of_tokens = x_scales + (token if MANY else t) if ELEMENTS.x_scales == "token" else x_scales
+    of_groups = rows if MANY else TOKENS
+    result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    for step in range(0, SHARE, BLOCK_K):
+        start = begin + step
+        result = _add_block(
+            result, x, of_tokens, of_groups, gate_rows, scales, zeros, token, local, row + FIRST, start,
+            K, X_STRIDE, TOKENS, BLOCK_N, BLOCK_K, SPLITS * SHARE == K, ELEMENTS, DTYPE,
+        )  # fmt: skip
+        if GATED:
+            up = _add_block(
+                up, x, of_tokens, of_groups, up_rows, scales, zeros, token, local, row + UP, start,
+                K, X_STRIDE, TOKENS, BLOCK_N, BLOCK_K, SPLITS * SHARE == K, ELEMENTS, DTYPE,
+            )  # fmt: skip
+    if ELEMENTS.scale_columns == 0:
+        result *= _scales(scales, row + FIRST, 0, ELEMENTS)[:, None]
+        if GATED:
+            up *= _scales(scales, row + UP, 0, ELEMENTS)[:, None]
+    if ELEMENTS.x_scales == "tensor":
+        result *= tl.load(x_scales)
+        up *= tl.load(x_scales)
+    elif ELEMENTS.x_scales == "token" and ELEMENTS.x_columns == 0:
+        result *= tl.load(of_tokens)[None, :]
+        up *= tl.load(of_tokens)[None, :]
+    if SPLITS == 1:
+        finish(
+            result, up, y, bias, residual, n, t, rows,
+            N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
+        )  # fmt: skip
+    else:
+        PARTS: tl.constexpr = 2 if GATED else 1
+        SUMS: tl.constexpr = BLOCK_N * TOKENS
+        own = partial + tile * (PARTS * SUMS) + tl.arange(0, BLOCK_N)[:, None] * TOKENS + t[None, :]
+        step_size = tl.num_programs(0) * (PARTS * SUMS)
+        tl.store(own + split * step_size, result)
+        if GATED:
+            tl.store(own + split * step_size + SUMS, up)
+        tl.debug_barrier()  # all threads store their sums before one of them counts the arrival
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+            result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            # In a fixed order, so that bits do not depend on arrival.
+            for other in tl.static_range(SPLITS):
+                result += tl.load(own + other * step_size, cache_modifier=".cg")
+                if GATED:
+                    up += tl.load(own + other * step_size + SUMS, cache_modifier=".cg")
+            finish(
+                result, up, y, bias, residual, n, t, rows,
+                N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
+            )  # fmt: skip
+            tl.store(arrivals + tile, 0)
+
+
+@triton.jit
+def _add_block(
+    result,
+    x,
+    of_tokens,
+    of_groups,
+    base,
+    scales,
+    zeros,
+    token,
+    local,
+    row,
+    start,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Return `result` [BLOCK_N, TOKENS] plus the products over BLOCK_K columns, from `start` on, with their scales.
+
+    `base` points to the first row of the block in the weight, `local` are the rows counted from it, and `row` the rows
+    counted from the weight's first. `token` are the rows of x, and `of_tokens` points to their scales, with
+    `of_groups` from one group of columns to the next. WHOLE says that no column is past K.
+    """
+    # Scales of columns, and products of eight bits, whose sums are kept short.
+    APART: tl.constexpr = (
+        ELEMENTS.scale_columns > 0 or ELEMENTS.x_columns > 0 or x.dtype.element_ty.primitive_bitwidth == 8
+    )
+    if ELEMENTS.chunk > 0:
+        part = tl.zeros((BLOCK_N, TOKENS), tl.float32) if APART else result
+        QUARTER: tl.constexpr = ELEMENTS.chunk // 4
+        j = tl.arange(0, QUARTER)
+        if ELEMENTS.zeros:
+            at = _block(row, start, ELEMENTS)
+            zero = tl.load(zeros + at, mask=start < K, other=0)
+        else:
+            zero = tl.full((BLOCK_N,), ELEMENTS.offset, tl.int16)
+        zero = tl.broadcast_to(zero_of(zero, ELEMENTS.assembly, DTYPE)[:, None], (BLOCK_N, QUARTER))
+        tl.static_assert(ELEMENTS.chunk == BLOCK_K)
+        at = base + local[:, None] * ELEMENTS.words + start // 4 + j[None, :]
+        if WHOLE:
+            words = tl.load(at, eviction_policy="evict_first")
+        else:
+            words = tl.load(at, mask=start < K, other=0, eviction_policy="evict_first")
+        x_rows = x + token[:, None] * X_STRIDE + start + j[None, :]
+        for nth in tl.static_range(4):
+            if WHOLE:
+                tokens = tl.load(x_rows + nth * QUARTER)
+            else:
+                tokens = tl.load(x_rows + nth * QUARTER, mask=start < K, other=0.0)
+            weights = quarter(words, zero, nth, ELEMENTS.assembly, DTYPE)
+            part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
+    else:
+        k = tl.arange(0, BLOCK_K)
+        at = base + local[:, None] * ELEMENTS.words + start + k[None, :]
+        x_rows = x + token[:, None] * X_STRIDE + start + k[None, :]
+        if WHOLE:
+            stored = tl.load(at, eviction_policy="evict_first")
+            tokens = tl.load(x_rows)
+        else:
+            inside = (start + k < K)[None, :]
+            stored = tl.load(at, mask=inside, other=_zero(base.dtype), eviction_policy="evict_first")
+            tokens = tl.load(x_rows, mask=inside, other=_zero(x.dtype))
+        weights = converted(stored, ELEMENTS.element, ELEMENTS.assembly, DTYPE)
+        if ELEMENTS.zeros:
+            zero = tl.load(zeros + _block(row, start, ELEMENTS), mask=start < K, other=0)
+            weights -= zero.to(DTYPE)[:, None]
+        if not APART:
+            part = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
+        elif tl.int8 == DTYPE:
+            part = tl.dot(weights, tl.trans(tokens), out_dtype=tl.int32).to(tl.float32)
+        else:
+            part = tl.dot(weights, tl.trans(tokens), input_precision="ieee", out_dtype=tl.float32)
+    if not APART:
+        return part
+    # Products past column K are zeros, whatever scale multiplies them.
+    held = start if WHOLE else tl.minimum(start, K - 1)
+    if ELEMENTS.scale_columns > 0:
+        part *= _scales(scales, row, held, ELEMENTS)[:, None]
+    if ELEMENTS.x_columns > 0:
+        part *= tl.load(of_tokens + held // ELEMENTS.x_columns * of_groups)[None, :]
+    return result + part
+
+
+@triton.constexpr_function
+def _zero(pointer):
+    """Return the zero that masked loads through a pointer of this type take."""
+    return 0.0 if pointer.element_ty.is_floating() else 0
+
+
+@triton.jit
+def _block(row, column, ELEMENTS: tl.constexpr):
+    """Return the place of the scale of each row `row` of the weight, at column `column`."""
+    place = column // ELEMENTS.scale_columns if ELEMENTS.scale_columns > 0 else 0
+    if ELEMENTS.scale_rows == 0:
+        return row * 0 + place
+    return row // ELEMENTS.scale_rows * ELEMENTS.scale_stride + place
+
+
+@triton.jit
+def _scales(scales, row, column, ELEMENTS: tl.constexpr):
+    """Return the scale of each row `row` of the weight at column `column`, as float32."""
+    return tl.load(scales + _block(row, column, ELEMENTS)).to(tl.float32)
+
+
+@triton.jit
+def _fetch(base, local, start, ELEMENTS: tl.constexpr, LINES: tl.constexpr):
+    """Prefetch LINES lines of 128 bytes of the rows `local` after `base` into the L2 cache, from column `start` on."""
+    LINE: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth
+    first = start // 4 if ELEMENTS.chunk > 0 else start
+    word = tl.minimum(first + tl.arange(0, LINES) * LINE, ELEMENTS.words - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0",
+        "=r,l",
+        [(base + local[:, None] * ELEMENTS.words + word[None, :]).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,51 @@
+"""Tile sizes of matmuls with quantized weights. They are estimates, not measured yet."""
+
+import torch
+
+from ingot.backends.triton.lower.linear_tiles import Product, Tiles
+from ingot.backends.triton.lower.quant_form import StoredForm
+from ingot.backends.triton.lower.shared_memory import shared_memory
+
+# Rows of a tile: those of one tensor-core instruction of Hopper. float32 uses no tensor cores, and more registers.
+_ROWS = 64
+_ROWS_F32 = 32
+# Programs per multiprocessor that run at once. Each has its part of the shared memory.
+_PROGRAMS = 2
+_MOST_SPLITS = 8
+_MOST_STAGES = 8
+_MANY_STAGES = 4
+# Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
+_LINES = 4
+
+
+def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm: int) -> Tiles:
+    """Return the tile sizes of a matmul for a kernel of `tokens` rows of x on a device with `cores` multiprocessors.
+
+    There are about as many programs as run at once, and each has as many blocks in flight as fit.
+    """
+    rows = _rows(form, _ROWS)
+    blocks = -(-product.columns // rows)
+    most = max(1, product.depth // (2 * form.block_k))
+    splits = max(1, min(_PROGRAMS * cores // blocks, _MOST_SPLITS, most))
+    stages = min(_MOST_STAGES, shared_memory(sm) // _PROGRAMS // _stage(form, rows, product.gated, tokens) - 1)
+    return Tiles(rows, form.block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
+
+
+def many_tiles(form: StoredForm, gated: bool, sm: int) -> tuple[int, Tiles]:
+    """Return the rows of x per program and the tile sizes of a matmul for many rows of x.
+
+    The sums of a tile are in registers, twice if the weight has scales of columns, and twice if there is a gate.
+    """
+    tokens, rows = _rows(form, 64 if gated else 128), _rows(form, 128)
+    stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, gated, tokens) - 1)
+    return tokens, Tiles(rows, form.block_k, 1, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
+
+
+def _rows(form: StoredForm, rows: int) -> int:
+    return _ROWS_F32 if form.codes is torch.float32 else rows
+
+
+def _stage(form: StoredForm, rows: int, gated: bool, tokens: int) -> int:
+    """Return the bytes of a block of the weight and of x in shared memory."""
+    weights = form.block_k // 2 if form.elements.chunk else form.block_k
+    return rows * (2 if gated else 1) * weights + tokens * form.block_k * form.codes.itemsize

@@ -1,0 +1,83 @@
+"""quant_linear by Triton kernels for few tokens, in each format, against the op's reference."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from triton_schedules import TESTED, run_lowering, some
+
+from ingot.backends.triton.lower.linear import LOWERINGS
+from ingot.ir import ops
+from ingot.ir.formats import PARTS, Format, find_format, named, quantize
+from ingot.ir.numerics.tolerances import compare
+
+BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 512))
+WEIGHT_ONLY = ("int8", "int8_tensor", "int8_g64", "int8_g128", "f8e4m3/*x*:f32", "f8e4m3/1x*:f32", "f8e4m3/128x128:f32")
+FOUR_BITS = ("int4_g64", "int4_g128", "int4_g128_asym", "i4/1x*:f16/low_first", "u4/1x128:bf16:zeros/low_first")
+ROUNDED = (
+    *("fp8", "fp8_per_channel_per_token", "fp8_block128", "int8_w8a8"),
+    *("f8e4m3/*x*:f32/x=f8e4m3:static", "f8e4m3/1x*:f32/x=f8e4m3:*:bound1.5", "i4/1x128:f32/low_first/x=f8e4m3:*"),
+)
+
+
+def drawn(
+    format: Format, rows: int, n: int, k: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """x [rows, k], and the parts of a weight [n, k] in `format`."""
+    generator = torch.Generator().manual_seed(rows + n + k)
+    x = torch.randn(rows, k, generator=generator).to(dtype)
+    bare = format if "input_scale" not in format.parts else named(replace(format, activations=None))
+    parts = quantize(torch.randn(n, k, generator=generator) * k**-0.5, bare)
+    if "input_scale" in format.parts:
+        parts["input_scale"] = torch.full((1,), 1 / 128)
+    return x, parts
+
+
+def check(name: str, rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = False) -> None:
+    format = find_format(name)
+    x, parts = drawn(format, rows, n, k, dtype)
+    weight, scales, zeros, *others = (parts.get(part) for part in PARTS)
+    added = torch.linspace(-1, 1, n).to(dtype) if bias else None
+    args: list[Any] = [x, weight, scales, zeros, added, *others]
+    tokens = next(bounds for bounds in BUCKETS if rows <= bounds[1])
+    kwargs = {"format": name}
+    dims = {"T": rows}
+    (found,) = run_lowering(ops.quant_linear, LOWERINGS["quant_linear"], args, kwargs, tokens=tokens, dims=dims)
+    # In float32, so that activations round as in the op.
+    exact = [x.float(), weight, scales, zeros, None if added is None else added.float(), *others]
+    expected = ops.quant_linear.reference(*exact, **kwargs)
+    assert (problem := compare(found, expected, dtype)) is None, f"{name}: {problem}"
+
+
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize("name", [*WEIGHT_ONLY, *ROUNDED])
+def test_formats(name: str, dtype: torch.dtype) -> None:
+    check(name, 3, 70, 256, dtype, bias=True)
+
+
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_four_bits(name: str, dtype: torch.dtype) -> None:
+    check(name, 3, 70, 256, dtype)
+
+
+# Columns and depths that are no multiples of a tile, smaller than one, and so deep that programs split them.
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize(
+    ("name", "rows", "n", "k"),
+    some(
+        8,
+        [
+            (name, rows, n, k)
+            for rows in (1, 13, 17, 64, 131)
+            for name, n, k in (
+                *(("int8", 37, 101), ("fp8_per_channel_per_token", 3, 8), ("fp8", 130, 2200), ("int8_w8a8", 257, 64)),
+                *(("fp8_block128", 200, 384), ("int4_g128", 65, 1152), ("int4_g128_asym", 130, 384)),
+                *(("f8e4m3/128x128:f32", 130, 640), ("int8_g128", 31, 1280)),
+            )
+        ],
+    ),
+)
+def test_odd_shapes(name: str, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    check(name, rows, n, k, dtype, bias=rows % 2 == 0)
