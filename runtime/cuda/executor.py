@@ -275,20 +275,22 @@ class CudaExecutor(Executor):
     def warm_up(self) -> None:
         """Run prompt steps of padding tokens, so that the first prompt does not wait for setup.
 
-        This loads kernels, initializes libraries and allocates memory for the largest step. KV caches and other states
-        do not change, and the weights need not be loaded yet. Raises OptionError if there is no memory for the largest
-        step.
+        This loads kernels, initializes libraries and allocates memory for the step of most tokens and sequences. KV
+        caches and other states do not change, and the weights need not be loaded yet. Raises OptionError if there is no
+        memory for that step.
         """
         with torch.cuda.stream(self._stream):
             for bucket in self._buckets:
                 first, last = bucket.plan.bucket.tokens
                 if bucket.plan.bucket.q_max is None:
-                    for tokens in (last, *(size for size in _WARMED if first <= size < last)):
+                    most = min(last, self.plan.dims.get("B", (1, 1))[1])  # a row of logits for each sequence
+                    for tokens, rows in ((last, most), *((size, 1) for size in _WARMED if first <= size < last)):
                         with self._memory_errors(f"a step of {tokens} tokens"):
-                            self._run_padding(bucket, tokens)
+                            self._run_padding(bucket, tokens, rows)
 
-    def _run_padding(self, bucket: Bucket, tokens: int) -> None:
-        step = StepSizes(T=tokens, B=1 if "T" in self.plan.dims else tokens, L=1, P=1)
+    def _run_padding(self, bucket: Bucket, tokens: int, rows: int = 1) -> None:
+        """Run a step of `tokens` padding tokens, of `rows` sequences if the program takes tokens."""
+        step = StepSizes(T=tokens, B=rows, L=rows, P=1) if "T" in self.plan.dims else StepSizes(tokens, tokens, 1, 1)
         inputs = PaddedInputs(self._layout, self._whole.decider.padded(bucket.plan.bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         for name in self._step_outputs.read:

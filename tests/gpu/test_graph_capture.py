@@ -162,6 +162,18 @@ def test_long_steps_come_last_while_nobody_waits(tmp_path: Path, replays: list[t
         assert tokens[0] == tokens[1] and ((8 * length, 8) in replays) == graph
 
 
+def test_a_step_of_most_tokens_and_sequences_takes_no_further_memory(tmp_path: Path) -> None:
+    """Its logits need more than the allocator's segments of 20 MiB, so an allocation by the step would show."""
+    checkpoint = MODEL.write(tmp_path / "checkpoint", vocab_size=1 << 17)
+    compile_model(checkpoint, tmp_path / "a.ingot", target="cuda", **{**LIMITS, "jobs": 4})
+    llm = LLM(tmp_path / "a.ingot", num_kv_pages=1000, cuda_graphs="none", enable_prefix_caching=False)
+    before = torch.cuda.memory_reserved()
+    short = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
+    many = [{"prompt_token_ids": [number, 1]} for number in range(LIMITS["max_batch"])]
+    llm.generate([*many, {"prompt_token_ids": list(range(64))}], short)
+    assert torch.cuda.memory_reserved() == before
+
+
 def test_what_moves_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_DEBUG", "1")
     loaded = load_artifact(made, num_pages=PAGES)
