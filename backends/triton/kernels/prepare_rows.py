@@ -58,7 +58,7 @@ def prepare_rows(
         value = value.to(x.dtype.element_ty).to(tl.float32)
     if ROUNDED.element != "none":
         if ROUNDED.stored:
-            value = _nearest(tl.div_rn(value, scale + value * 0.0), ROUNDED.element, ROUNDED.high)
+            value = _nearest(tl.div_rn(value, scale + value * 0.0), ROUNDED)
         else:
             COLUMNS: tl.constexpr = ROUNDED.columns if ROUNDED.columns > 0 else BLOCK
             GROUPS: tl.constexpr = BLOCK // COLUMNS
@@ -70,7 +70,7 @@ def prepare_rows(
             # A group with a NaN is NaN.
             scale += tl.sum(tl.where(groups == groups, 0.0, groups), 1)
             groups = tl.div_rn(groups, tl.broadcast_to(scale[:, None], (GROUPS, COLUMNS)))
-            value = tl.reshape(_nearest(groups, ROUNDED.element, ROUNDED.high), (BLOCK,))
+            value = tl.reshape(_nearest(groups, ROUNDED), (BLOCK,))
             ALL: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
             nth = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
             tl.store(scales + nth * (TOKENS if TOKENS > 0 else rows) + row, scale, mask=nth < ALL)
@@ -81,11 +81,11 @@ def prepare_rows(
 
 
 @triton.jit
-def _nearest(value, ELEMENT: tl.constexpr, HIGH: tl.constexpr):
-    """Return the numbers of an element type that are nearest to `value`, as float32. NaN stays NaN in f8e4m3."""
-    value = tl.where(value > HIGH, HIGH, tl.where(value < -HIGH, -HIGH, value))
-    if ELEMENT == "f8e4m3":
+def _nearest(value, ROUNDED: tl.constexpr):
+    """Return the numbers of the element type that are nearest to `value`, as float32. NaN stays NaN in f8e4m3."""
+    value = tl.where(value > ROUNDED.high, ROUNDED.high, tl.where(value < -ROUNDED.high, -ROUNDED.high, value))
+    if ROUNDED.element == "f8e4m3":
         return value.to(tl.float8e4nv).to(tl.float32)
     else:
-        tl.static_assert(ELEMENT == "i8")
+        tl.static_assert(ROUNDED.element == "i8")
         return tl.where(value == value, (value + _WHOLE) - _WHOLE, 0.0)

@@ -15,11 +15,11 @@ import triton.language as tl
 
 
 @triton.jit
-def converted(stored, ELEMENT: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.constexpr):
+def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return elements of a byte ("f8e4m3", "i8" or "u8") as numbers of DTYPE. `stored` has the dtype of storage."""
     if stored.dtype == DTYPE:
         return stored
-    elif ASSEMBLY and ELEMENT == "f8e4m3" and tl.bfloat16 == DTYPE:
+    elif ELEMENTS.assembly and ELEMENTS.element == "f8e4m3" and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             """
             {
@@ -38,7 +38,7 @@ def converted(stored, ELEMENT: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.c
             is_pure=True,
             pack=2,
         )
-    elif ASSEMBLY and ELEMENT == "i8" and tl.bfloat16 == DTYPE:
+    elif ELEMENTS.assembly and ELEMENTS.element == "i8" and tl.bfloat16 == DTYPE:
         # 0xea is the truth table of (a & b) | c.
         return tl.inline_asm_elementwise(
             """
@@ -62,12 +62,12 @@ def converted(stored, ELEMENT: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.c
 
 
 @triton.jit
-def quarter(words, zero, NTH: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.constexpr):
+def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return element number NTH (0 to 3) of each word of four elements of four bits, minus its zero point.
 
     `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points.
     """
-    if ASSEMBLY and tl.bfloat16 == DTYPE:
+    if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a; shr.u32 a, $1, "
             + _SHIFTS[NTH]
@@ -78,7 +78,7 @@ def quarter(words, zero, NTH: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.co
             is_pure=True,
             pack=2,
         )
-    elif ASSEMBLY and tl.float16 == DTYPE:
+    elif ELEMENTS.assembly and tl.float16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a; shr.u32 a, $1, "
             + _SHIFTS[NTH]
@@ -94,12 +94,12 @@ def quarter(words, zero, NTH: tl.constexpr, ASSEMBLY: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
-def zero_of(zero, ASSEMBLY: tl.constexpr, DTYPE: tl.constexpr):
+def zero_of(zero, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return zero points (0 to 15) as `quarter` subtracts them.
 
     They include the 128 or 1024 that its conversion adds. `zero` are integers.
     """
-    added: tl.constexpr = _added(ASSEMBLY, DTYPE)
+    added: tl.constexpr = _added(ELEMENTS.assembly, DTYPE)
     return (zero.to(tl.int16) + added).to(DTYPE)
 
 

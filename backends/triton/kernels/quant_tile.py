@@ -178,7 +178,7 @@ def _add_block(
             zero = tl.load(zeros + at, mask=start < K, other=0)
         else:
             zero = tl.full((BLOCK_N,), ELEMENTS.offset, tl.int16)
-        zero = tl.broadcast_to(zero_of(zero, ELEMENTS.assembly, DTYPE)[:, None], (BLOCK_N, QUARTER))
+        zero = tl.broadcast_to(zero_of(zero, ELEMENTS, DTYPE)[:, None], (BLOCK_N, QUARTER))
         tl.static_assert(ELEMENTS.chunk == BLOCK_K)
         at = base + local[:, None] * ELEMENTS.words + start // 4 + j[None, :]
         if WHOLE:
@@ -191,7 +191,7 @@ def _add_block(
                 tokens = tl.load(x_rows + nth * QUARTER)
             else:
                 tokens = tl.load(x_rows + nth * QUARTER, mask=start < K, other=0.0)
-            weights = quarter(words, zero, nth, ELEMENTS.assembly, DTYPE)
+            weights = quarter(words, zero, nth, ELEMENTS, DTYPE)
             part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
     else:
         k = tl.arange(0, BLOCK_K)
@@ -204,7 +204,7 @@ def _add_block(
             inside = (start + k < K)[None, :]
             stored = tl.load(at, mask=inside, other=_zero(base.dtype), eviction_policy="evict_first")
             tokens = tl.load(x_rows, mask=inside, other=_zero(x.dtype))
-        weights = converted(stored, ELEMENTS.element, ELEMENTS.assembly, DTYPE)
+        weights = converted(stored, ELEMENTS, DTYPE)
         if ELEMENTS.zeros:
             zero = tl.load(zeros + _block(row, start, ELEMENTS), mask=start < K, other=0)
             weights -= zero.to(DTYPE)[:, None]
