@@ -170,11 +170,12 @@ def best_tiles(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch
     """Time a matmul with several tile sizes. Print and return the fastest."""
     base = Tiles(**launcher(machine, case).schedule.choices[0].tiles)
     tried: dict[Tiles, float] = {}
-    for rows, splits, stages in itertools.product((32, 64, 128), (1, 2, 3, 4, 6, 8), (3, 4, 6, 8)):
+    chunks = (1, 2) if case.format.name.startswith("int4") else (1,)  # in a block; other formats have no chunks
+    for rows, splits, stages, many in itertools.product((64, 128), (1, 2, 4, 6, 8), (3, 4, 6, 8), chunks):
         programs = -(-case.problem.columns // rows) * splits
         if splits > 1 and not 0.7 * machine.cores <= programs <= 8 * machine.cores:
             continue
-        tiles = replace(base, block_n=rows, splits=splits, stages=stages)
+        tiles = replace(base, block_n=rows, splits=splits, stages=stages, block_k=base.block_k * many)
         try:
             tried[tiles] = min(take_turns({"triton": ours(machine, case, inputs, wanted, tiles)}, rounds=3)["triton"])
         except (triton.runtime.errors.OutOfResources, RuntimeError) as error:

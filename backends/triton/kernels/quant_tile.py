@@ -54,6 +54,8 @@ def quant_tile(
 
     Grid: cdiv(N, BLOCK_N), SPLITS, and with MANY the blocks of TOKENS rows of x. Without MANY, x has up to TOKENS rows.
 
+    A block has BLOCK_K columns. Elements of four bits have one or several chunks in a block, each with its own scales.
+
     ELEMENTS describes how the weight is stored, with its `scales` and `zeros` (`Elements`). `x_scales` are those of x,
     if x is rounded: f32 [groups, TOKENS], with MANY f32 [groups, rows], or a stored f32[1]. DTYPE is the dtype to which
     elements are converted, that of x. Four-bit elements are multiplied with x in the order that `prepare_rows` writes.
@@ -87,17 +89,19 @@ def quant_tile(
     of_groups = rows if MANY else TOKENS
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
     up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    BLOCK: tl.constexpr = ELEMENTS.chunk if ELEMENTS.chunk > 0 else BLOCK_K
     for step in range(0, SHARE, BLOCK_K):
-        start = begin + step
-        result = _add_block(
-            result, x, of_tokens, of_groups, gate_rows, scales, zeros, token, local, row + FIRST, start,
-            K, X_STRIDE, TOKENS, BLOCK_N, BLOCK_K, SPLITS * SHARE == K, ELEMENTS, DTYPE,
-        )  # fmt: skip
-        if GATED:
-            up = _add_block(
-                up, x, of_tokens, of_groups, up_rows, scales, zeros, token, local, row + UP, start,
-                K, X_STRIDE, TOKENS, BLOCK_N, BLOCK_K, SPLITS * SHARE == K, ELEMENTS, DTYPE,
+        for nth in tl.static_range(BLOCK_K // BLOCK):
+            start = begin + step + nth * BLOCK
+            result = _add_block(
+                result, x, of_tokens, of_groups, gate_rows, scales, zeros, token, local, row + FIRST, start,
+                K, X_STRIDE, TOKENS, BLOCK_N, BLOCK, SPLITS * SHARE == K, ELEMENTS, DTYPE,
             )  # fmt: skip
+            if GATED:
+                up = _add_block(
+                    up, x, of_tokens, of_groups, up_rows, scales, zeros, token, local, row + UP, start,
+                    K, X_STRIDE, TOKENS, BLOCK_N, BLOCK, SPLITS * SHARE == K, ELEMENTS, DTYPE,
+                )  # fmt: skip
     if ELEMENTS.scale_columns == 0:
         result *= _scales(scales, row + FIRST, 0, ELEMENTS)[:, None]
         if GATED:
@@ -116,20 +120,22 @@ def quant_tile(
     else:
         PARTS: tl.constexpr = 2 if GATED else 1
         SUMS: tl.constexpr = BLOCK_N * TOKENS
-        own = partial + tile * (PARTS * SUMS) + tl.arange(0, BLOCK_N)[:, None] * TOKENS + t[None, :]
+        # Sums of a token are adjacent, and those past the last row of x are neither written nor read.
+        own = partial + tile * (PARTS * SUMS) + t[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+        held = tl.broadcast_to((t < rows)[None, :], (BLOCK_N, TOKENS))
         step_size = tl.num_programs(0) * (PARTS * SUMS)
-        tl.store(own + split * step_size, result)
+        tl.store(own + split * step_size, result, mask=held)
         if GATED:
-            tl.store(own + split * step_size + SUMS, up)
+            tl.store(own + split * step_size + SUMS, up, mask=held)
         tl.debug_barrier()  # all threads store their sums before one of them counts the arrival
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
             result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
             up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
             # In a fixed order, so that bits do not depend on arrival.
             for other in tl.static_range(SPLITS):
-                result += tl.load(own + other * step_size, cache_modifier=".cg")
+                result += tl.load(own + other * step_size, mask=held, other=0.0, cache_modifier=".cg")
                 if GATED:
-                    up += tl.load(own + other * step_size + SUMS, cache_modifier=".cg")
+                    up += tl.load(own + other * step_size + SUMS, mask=held, other=0.0, cache_modifier=".cg")
             finish(
                 result, up, y, bias, residual, n, t, rows,
                 N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
@@ -185,14 +191,18 @@ def _add_block(
             words = tl.load(at, eviction_policy="evict_first")
         else:
             words = tl.load(at, mask=start < K, other=0, eviction_policy="evict_first")
-        x_rows = x + token[:, None] * X_STRIDE + start + j[None, :]
-        for nth in tl.static_range(4):
-            if WHOLE:
-                tokens = tl.load(x_rows + nth * QUARTER)
-            else:
-                tokens = tl.load(x_rows + nth * QUARTER, mask=start < K, other=0.0)
-            weights = quarter(words, zero, nth, ELEMENTS, DTYPE)
-            part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
+        k = tl.arange(0, BLOCK_K)
+        x_rows = x + token[:, None] * X_STRIDE + start + k[None, :]
+        if WHOLE:
+            tokens = tl.load(x_rows)
+        else:
+            tokens = tl.load(x_rows, mask=start < K, other=0.0)
+        # One product of the four quarters. They are brought side by side without moving a register, while four products
+        # would each wait for the tensor cores.
+        first = tl.join(quarter(words, zero, 0, ELEMENTS, DTYPE), quarter(words, zero, 2, ELEMENTS, DTYPE))
+        second = tl.join(quarter(words, zero, 1, ELEMENTS, DTYPE), quarter(words, zero, 3, ELEMENTS, DTYPE))
+        weights = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 3, 1)), (BLOCK_N, BLOCK_K))
+        part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
     else:
         k = tl.arange(0, BLOCK_K)
         at = base + local[:, None] * ELEMENTS.words + start + k[None, :]

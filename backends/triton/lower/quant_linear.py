@@ -58,8 +58,10 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
         Tiles,
         lambda: (quant_tiles(problem.product(), form, tokens, schedule.cores, schedule.sm), "heuristic"),
     )
-    # The format bounds the columns of a block, because a scale multiplies the sum of one.
-    chosen = replace(chosen, block_k=form.block_k if form.elements.chunk else min(chosen.block_k, form.block_k))
+    # The format bounds the columns of a block, because a scale multiplies the sum of one. A block of four-bit elements
+    # has whole chunks.
+    most = chosen.block_k // form.block_k * form.block_k if form.elements.chunk else form.block_k
+    chosen = replace(chosen, block_k=max(form.block_k, most) if form.elements.chunk else min(chosen.block_k, most))
     x, scales = _prepared(linear, form, schedule, tokens)
     return _launch(linear, form, schedule, tokens, chosen, x, scales)
 
