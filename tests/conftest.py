@@ -23,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # runs a few times.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
+# Inductor builds three libraries to see whether the vector instructions of /proc/cpuinfo work: nine seconds on a new
+# machine. Code that they do not run fails in the tests of the regions themselves.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 
 @cache
 def _has_cuda() -> bool:

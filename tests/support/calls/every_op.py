@@ -16,6 +16,8 @@ from ingot.ir.types import Dim, TensorType
 T_MAX, L_MAX = 300, 40
 POSITIONS = 64
 DTYPES = (torch.float32, torch.bfloat16)
+# Into how many bodies the samples of each op are divided: a compile of all samples takes half a minute.
+SHARES = 4
 
 
 @dataclass
@@ -91,8 +93,16 @@ def _layer(every: EveryOp, dtype: torch.dtype, table: fx.Node, positions: fx.Nod
     every.outputs |= {f"{name}.{part}": node for part, node in results.items()}
 
 
-def every_op(dtypes: Sequence[torch.dtype] = DTYPES) -> EveryOp:
-    """In each of these dtypes: a layer at any T and L, and each sample of each fusible op at its own fixed sizes."""
+def _samples(op: Op, dtype: torch.dtype, share: int | None) -> Sequence[Sample]:
+    samples = op.samples(torch.Generator().manual_seed(3), dtype)
+    return samples if share is None else samples[share::SHARES] or samples[share % len(samples) :][:1]
+
+
+def every_op(dtypes: Sequence[torch.dtype] = DTYPES, share: int | None = None) -> EveryOp:
+    """In each of these dtypes: a layer at any T and L, and each sample of each fusible op at its own fixed sizes.
+
+    With a `share`, a number below SHARES, only every fourth sample of each op, and one at least.
+    """
     every = EveryOp(Program("every_op", Stage.FUSED, {"T": Dim("T", 1, T_MAX), "L": Dim("L", 1, L_MAX)}))
     generator = torch.Generator().manual_seed(2)
     positions = every.body.add_input("positions", TensorType(torch.int32, ("T",)))
@@ -101,7 +111,7 @@ def every_op(dtypes: Sequence[torch.dtype] = DTYPES) -> EveryOp:
     for dtype in dtypes:
         _layer(every, dtype, table, positions)
         for op in OPS.values():
-            for sample in op.samples(torch.Generator().manual_seed(3), dtype) if op.fusible else ():
+            for sample in _samples(op, dtype, share) if op.fusible else ():
                 if any(isinstance(arg, torch.Tensor) and arg.dtype is torch.float8_e8m0fnu for arg in sample.args):
                     continue  # refused: C++ has no name for the type
                 prefix = f"{op.name}.{len(every.samples)}"
