@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from hub_fetcher import fetch_in_new_process
 
 TOKEN = "hf_of_the_test"
 LARGE = 1_000_000
@@ -283,26 +284,4 @@ class Client:
 
     def fetch(self, name: str, revision: str | None = None, **environment: str) -> Any:
         """What fetching a checkpoint gives: "folder", "origin" and "progress", or "error"."""
-        done = self.run(sys.executable, "-c", _FETCH, name, json.dumps(revision), **environment)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-
-# The client waits for a second before it tries again, five times.
-_FETCH = """
-import json, sys, types
-import huggingface_hub.file_download as client
-client.time = types.SimpleNamespace(sleep=lambda seconds: None)
-from ingot.hub.source import find_source
-from ingot.ir.errors import IngotError
-phases = []
-def progress(phase, done, total):
-    phases.append([phase, int(done), int(total), str(done)])
-try:
-    source = find_source(sys.argv[1], json.loads(sys.argv[2]), progress)
-    answer = {"folder": str(source.fetch(progress)), "origin": source.origin}
-except IngotError as error:
-    answer = {"error": f"{type(error).__name__}: {error}"}
-assert "torch" not in sys.modules
-print(json.dumps({**answer, "progress": phases}))
-"""
+        return fetch_in_new_process(self.folder, self.environment(**environment), name, revision)
