@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,9 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 # Inductor builds three libraries to see whether the vector instructions of /proc/cpuinfo work: nine seconds on a new
 # machine. Code that they do not run fails in the tests of the regions themselves.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# Files of more tests than this are a unit of work each: 1700 units in all.
+MANY_TESTS = 20
 
 
 @cache
@@ -53,6 +57,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > 300 else None
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--run-slow"):
         slow = [item for item in items if item.get_closest_marker("slow")]
@@ -69,6 +74,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if browser and not chromium_path() and "INGOT_REQUIRE_BROWSER" not in os.environ:
         for item in browser:
             item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
+
+    # Files of many tests go to one worker each: pytest-xdist counts, after each test, what is left of every unit of
+    # work, and nine thousand units take it seven seconds. The other tests come last, one by one, so that workers end
+    # together.
+    alone = [item for item in items if not item.get_closest_marker("xdist_group")]
+    counts = Counter(item.path for item in alone)
+    for item in alone:
+        if counts[item.path] > MANY_TESTS:
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(config.rootpath).as_posix()))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import drawn
+from drawn import drawn, drawn_in_one_of
 from planted import in_passes
 from planted.catalogue import SOURCES, compile_healthy, draw_fault
 from planted.fault import Fault, Setup, Truth
@@ -44,7 +44,7 @@ def test_faults_of_every_source(source: str, tmp_path: Path) -> None:
         assert _drawn(source, number + 1, tmp_path).shows
 
 
-@pytest.mark.parametrize("source", [_PASSES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in _PASSES[1:])])
+@pytest.mark.parametrize("source", drawn_in_one_of(2, _PASSES))
 def test_a_pass_spoils_nothing_with_the_fuel_that_ends_before_its_rewrite(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def test_equals_at_the_edge() -> None:
 
 
 # Rows of several parts and passes, drawn each in its own way and greedily among each other.
-@pytest.mark.parametrize("bucket", [None, _MANY_ROWS], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("bucket", some(1, [None, _MANY_ROWS]), ids=["few rows", "many rows"])
 def test_mixed_rows_of_many_tokens(bucket: BucketClass | None) -> None:
     logits = torch.randn(6, 20_011, generator=torch.Generator().manual_seed(8)) * 3
     _check(
@@ -208,12 +208,15 @@ def test_mixed_rows_of_many_tokens(bucket: BucketClass | None) -> None:
 # no token but for a ban. Of one part, of several, and of several that hold more.
 @pytest.mark.parametrize(
     ("vocab", "dtype", "bucket"),
-    [
-        (1, torch.float32, None),
-        (2048, torch.float16, None),
-        (4099, torch.bfloat16, None),
-        (9001, torch.float32, _MANY_ROWS),
-    ],
+    some(
+        2,
+        [
+            (1, torch.float32, None),
+            (2048, torch.float16, None),
+            (4099, torch.bfloat16, None),
+            (9001, torch.float32, _MANY_ROWS),
+        ],
+    ),
     ids=["one part", "a whole part", "several", "many rows"],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")

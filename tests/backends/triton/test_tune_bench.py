@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+from drawn import drawn
 
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
@@ -43,7 +44,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> LinearBench:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
-@pytest.mark.parametrize(("problem", "tiles"), CASES, ids=str)
+@pytest.mark.parametrize(("problem", "tiles"), drawn(2, CASES), ids=str)
 def test_what_runs_is_the_product(bench: LinearBench, problem: LinearProblem, tiles: AnyTiles) -> None:
     found = bench.measure(MACHINE, problem, tiles)
     assert (found.problem, found.tiles, found.microseconds) == (problem, tiles, pytest.approx(1000 / 4))
