@@ -22,7 +22,7 @@ from ingot.passes.manager import run_pass
 
 pytestmark = pytest.mark.xdist_group("planted faults")
 
-_QUICK = ("cpu", "recipe", "plan")
+_QUICK = ("recipe", "plan")
 _PASSES = ("insert-paged-kv", "merge-linears", "fuse-add-rms-norm", "normalize", "choose-layouts", "cse")
 
 
@@ -31,7 +31,8 @@ def _drawn(source: str, number: int, folder: Path) -> Any:
     return draw_fault(f"{run_seed()} {source} {number}", folder, {source: SOURCES[source]})
 
 
-@pytest.mark.parametrize("source", drawn(1, _QUICK))
+# A fault of the CPU's kernels compiles their library twice: half a minute.
+@pytest.mark.parametrize("source", [*drawn(1, _QUICK), *drawn_in_one_of(6, ["cpu"])])
 def test_a_fault_is_where_its_truth_says_and_shows(source: str, tmp_path: Path) -> None:
     planted = _drawn(source, 0, tmp_path)
     assert planted.shows and planted.fault.truth.nodes, again(planted.fault)
