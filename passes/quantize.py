@@ -49,7 +49,7 @@ class Quantize(Pass):
     overrides: str = ""
 
     def __post_init__(self) -> None:
-        for name in self._names():
+        for name in self.formats():
             if missing := sorted(SHARED_PARTS & set(find_format(name).parts)):
                 raise OptionError(
                     f"the format '{name}' has {' and '.join(missing)}, which the weight alone does not determine",
@@ -59,7 +59,7 @@ class Quantize(Pass):
 
     @property
     def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the format; other passes have one contract
-        lossless = self.format != AUTO and all(find_format(name).lossless for name in self._names())
+        lossless = self.format != AUTO and all(find_format(name).lossless for name in self.formats())
         return Numerics.EXACT if lossless else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
@@ -100,7 +100,8 @@ class Quantize(Pass):
         """Return all patterns of the options."""
         return (*self._ignored(), *self._overrides())
 
-    def _names(self) -> list[str]:
+    def formats(self) -> list[str]:
+        """Return the names of the formats that the options name."""
         return [*([] if self.format == AUTO else [self.format]), *self._overrides().values()]
 
     def _ignored(self) -> list[str]:
@@ -109,7 +110,7 @@ class Quantize(Pass):
     def _overrides(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for item in filter(None, self.overrides.split("|")):
-            pattern, equals, format = item.rpartition("=")
+            pattern, equals, format = item.partition("=")  # formats may contain "="
             if not (pattern and equals and format) or pattern in found:
                 raise OptionError(f"the override '{item}'", where="quantize", expected="PATTERN=FORMAT, each once")
             found[pattern] = format

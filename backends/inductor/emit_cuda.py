@@ -12,6 +12,7 @@ from torch import fx
 from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.emit import Inductor, unfusible
 from ingot.backends.inductor.workspace import measure_cuda
+from ingot.backends.rounded_activations import unrounded
 from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version, cuda_headers
 from ingot.ir.artifact.plan import BucketClass, Executable
@@ -48,7 +49,7 @@ class InductorCuda(Inductor):
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cuda":
             return No(f"not for device '{target.device}'")
-        if refused := unfusible(nodes):
+        if refused := unfusible(nodes) or unrounded(nodes, target):
             return refused
         missing = self._missing(target.name)
         return No(missing) if missing else Yes(self._cost * len(nodes), timed=False)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.backends.rounded_activations import unrounded
 from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
@@ -17,8 +18,9 @@ from ingot.ir.program import VIEWS
 class Reference:
     """The reference backend. It computes an op by its reference implementation in torch, on the whole batch of a step.
 
-    `asked` is true if the user chose this backend. Otherwise, on a GPU, it refuses ops that need a kernel. A silent
-    fallback to their references would be slower by orders of magnitude.
+    `asked` is true if the user chose this backend. Otherwise, on a GPU, it refuses ops that need a kernel, and formats
+    that round activations by instructions that the GPU lacks. A silent fallback to their references would be slower by
+    orders of magnitude.
     """
 
     name = "reference"
@@ -32,6 +34,8 @@ class Reference:
         ops = (op_of(node.target) for node in nodes)
         if not self._asked and target.device == "cuda" and any(op is not None and op.needs_kernel for op in ops):
             return No("on a GPU it does not replace a missing kernel of this op: it is slower by orders of magnitude")
+        if not self._asked and (refused := unrounded(nodes, target)):
+            return refused
         return self._taking(nodes)
 
     def _taking(self, nodes: Sequence[fx.Node]) -> Yes:

@@ -13,6 +13,7 @@ from ingot.compile.adapted_entry import DEFAULT_LORA_RANK, check_loras, with_ada
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.calibrating import CalibrationJob, CalibrationResult, OnDone
 from ingot.compile.competing import competing, with_choices
+from ingot.compile.format_claims import check_formats
 from ingot.compile.identity import Document, request_document
 from ingot.compile.request_checks import (
     check_budget,
@@ -216,6 +217,9 @@ class Request:
             further[ALIAS] = adapter_checkpoint(merged)
         if further:
             opened = opened.with_others(further)
+        given = edited if quantizing is None else edit_pipeline(f"default,{quantizing.pass_text()}", edited)
+        passes_given = [one for phase in given for one in phase.passes]
+        check_formats(passes_given, opened, machine, backends, deterministic=deterministic)
         text = None
         if quantizing is not None and quantizing.calibrate is not None:
             text = read_text(quantizing.calibrate, opened.folder, spec.vocab_size, limits.max_seq_len)

@@ -9,11 +9,14 @@ from ingot.backends.triton.lower.linear_call import Linear, static_size
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 from ingot.ir.formats import ELEMENTS, Activations, Format
+from ingot.ir.machine.gpus import FEATURES
 
 # Element types that the kernels read, with the dtype in which tensor cores of the capability multiply them as they are.
 _READ = ("f8e4m3", "i8", "u8", "i4", "u4")
 _NATIVE = {"f8e4m3": (torch.float8_e4m3fn, 89), "i8": (torch.int8, 80)}
 _ROUNDED = ("f8e4m3", "i8")
+# The element type that Triton converts only with instructions that some GPUs lack.
+_CONVERTED = "f8e4m3"
 _SCALES = (torch.float32, torch.float16, torch.bfloat16)
 # Columns of a block, and the least: 32 bytes are the depth of a tensor-core instruction. float32 uses no tensor cores,
 # and a larger block would not fit into registers.
@@ -50,6 +53,8 @@ def form_of(linear: Linear, sm: int) -> StoredForm:
     format, depth = linear.weight.format, linear.depth
     assert format is not None
     _check(format)
+    if sm not in FEATURES["fp8"] and _CONVERTED in (format.element, format.activations and format.activations.element):
+        raise Refused(f"format {format.name}: {_CONVERTED} needs {FEATURES['fp8'].needs}")
     _check_dense(linear)
     level, element = format.levels[0], ELEMENTS[format.element]
     rounded = _rounded(format.activations)
