@@ -1,4 +1,4 @@
-"""Tables that recipes compute from constants: rotary tables (a function per `rope_type`), ALiBi slopes, and ones.
+"""Tables that recipes compute from constants: rotary tables (by `rope_type`), ALiBi slopes, ones, Hadamard matrices.
 
 Every function in `ROPE_TYPES` returns frequencies. A rotary table is f32[positions, rotary_dim]: cosines in the first
 half of a row, sines in the second.
@@ -117,6 +117,19 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
     return (slopes * float(attrs["factor"])).float()
 
 
+def _hadamard(size: int) -> torch.Tensor:
+    """Return the Hadamard matrix f32[size, size] of ±1 by Sylvester's construction. `size` is a power of two.
+
+    An element is the parity of the bits that its row and column have in common.
+    """
+    if size < 1 or size & (size - 1):
+        raise ConfigError(f"a Hadamard matrix of {size}", expected="a power of two")
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
 def make_table(attrs: Attrs) -> torch.Tensor:
     """Return the table of constants that `attrs` describes. Its key `kind` selects the table:
 
@@ -127,16 +140,20 @@ def make_table(attrs: Attrs) -> torch.Tensor:
 
     "ones": f32[size], the gains of a norm without weights.
 
+    "hadamard": f32[size, size], of ±1.
+
     Raises ConfigError for an unknown kind.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(int(attrs["size"]))
+    if attrs.get("kind") == "hadamard":
+        return _hadamard(int(attrs["size"]))
     if attrs.get("kind") == "alibi":
         return _alibi_slopes(attrs)
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
         raise ConfigError(
             f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}",
-            expected=f"ones, alibi, or rope with {', '.join(ROPE_TYPES)}",
+            expected=f"ones, alibi, hadamard, or rope with {', '.join(ROPE_TYPES)}",
         )
     frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs)
     positions = torch.arange(int(attrs["positions"]), dtype=torch.float32)

@@ -92,3 +92,11 @@ def test_weights_without_a_kernel_run_slowly() -> None:
     format = find_format("f8e4m3/1x*:f32")
     assert nearest(format, target, competing("auto", target), deterministic=False) == "int8"
     assert "sm_80" in targets(format, deterministic=False)
+
+
+def test_rotations_have_no_kernel() -> None:
+    """Triton refuses them by name, so a format without them is nearer to the kernels."""
+    target = Target.named("sm_90")
+    for name in ("i8/1x*:f32/rotated_in=16", "i8/1x*:f32/rotated_out=16"):
+        assert nearest(find_format(name), target, competing("auto", target), deterministic=False) == "int8"
+        assert "sm_90" in targets(find_format(name), deterministic=False)

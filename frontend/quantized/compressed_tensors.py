@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ingot.frontend.quantized.compressed_weights import FORMATS, Args, read_weight
 from ingot.frontend.quantized.fields import Fields, matcher
+from ingot.frontend.quantized.rotations import read_rotations, with_rotations
 from ingot.frontend.quantized.stored import Logical, Stored, Weight
 from ingot.ir.errors import ConfigError
 
@@ -46,12 +47,15 @@ def read_compressed_tensors(fields: Fields) -> Callable[[Stored], Logical]:
         args = Args.of(cache)
         if (args.bits, args.kind, args.strategy) != (8, "float", "tensor") or args.dynamic or not args.symmetric:
             raise fields.error("kv_cache_scheme", f"is {cache.values!r:.80}", "static float8 with a scale for a tensor")
-    for name, expected in (("sparsity_config", _SPARSE), ("transform_config", "a checkpoint without rotations")):
-        if (given := fields.object(name)) is not None and given.values and given.values.get("format") != "dense":
-            raise fields.error(name, f"is {given.values!r:.80}", expected)
+    sparsity = fields.object("sparsity_config")
+    if sparsity is not None and sparsity.values and sparsity.values.get("format") != "dense":
+        raise fields.error("sparsity_config", f"is {sparsity.values!r:.80}", _SPARSE)
+    turned = fields.object("transform_config")
+    rotations = () if turned is None else read_rotations(turned)
     fields.skip("quant_method", "global_compression_ratio", "version")
-    # A config may describe the cache alone.
-    groups = [] if cache is not None and not fields.values.get("config_groups") else _groups(fields, whole)
+    # A config may describe the cache or the rotations alone.
+    alone = cache is not None or (turned is not None and bool(turned.values))
+    groups = [] if alone and not fields.values.get("config_groups") else _groups(fields, whole)
     fields.skip("config_groups")
     fields.end()
 
@@ -66,7 +70,7 @@ def read_compressed_tensors(fields: Fields) -> Callable[[Stored], Logical]:
                     f"{module} is quantized, but no group of the quantization_config names it", "a group"
                 )
             weights[f"{module}.weight"] = read_weight(stored, module, group.weights, group.activations, group.format)
-        return Logical.of(stored, weights)
+        return with_rotations(stored, weights, rotations)
 
     return read
 

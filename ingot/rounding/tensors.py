@@ -48,7 +48,7 @@ def _dequantized_rows(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.T
     """Return some rows of a weight that is stored quantized. Only these are dequantized."""
     format = find_format(str(recipe.attr("format")))
     tensors = {part: one.execute(read) for part, one in zip(format.parts, recipe.inputs, strict=True)}
-    if format.layout.tile[0] > 1:
+    if format.layout.tile[0] > 1 or format.rotated_out:
         return dequantize(tensors, format)[rows]
     few = {
         part: tensor[rows // size] if (size := format.block(part)[0]) else tensor for part, tensor in tensors.items()

@@ -9,7 +9,7 @@ import pkgutil
 
 from ingot.ir.formats.activations import Activations
 from ingot.ir.formats.elements import ELEMENTS, Element, register_element
-from ingot.ir.formats.format import PARTS, SHARED_PARTS, Format, Scales, dequantize, quantize
+from ingot.ir.formats.format import PARTS, SHARED_PARTS, Format, Scales, dequantize, dequantize_rotated, quantize
 from ingot.ir.formats.names import FORMATS, find_format, format_of, named, register_format
 from ingot.ir.formats.packing import PACKINGS, Packing, register_packing
 
@@ -25,6 +25,7 @@ __all__ = [
     "Packing",
     "Scales",
     "dequantize",
+    "dequantize_rotated",
     "find_format",
     "format_of",
     "named",

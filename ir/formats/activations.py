@@ -19,6 +19,7 @@ class Activations:
                scales are relative to the stored number, as in NVFP4.
     outliers   elements of at least this magnitude are not rounded, and scales leave them out; 0: there are none
     bound      the largest magnitude that a computed scale covers, larger elements saturate; 0: any
+    factor     the number by which computed scales are multiplied once they are rounded to their dtype
 
     A rule never looks at other tokens of the step. So results do not depend on the batch.
     """
@@ -30,6 +31,7 @@ class Activations:
     dynamic: bool = True
     outliers: float = 0.0
     bound: float = 0.0
+    factor: float = 1.0
 
     @property
     def whole_rows(self) -> bool:
@@ -55,7 +57,7 @@ class Activations:
         most = most.clamp(max=self.bound) if self.bound else most
         scale = (most / element.high).clamp(min=least)
         scale = round_scale(scale if outer is None else scale / outer, self.scales, element)
-        scale = scale if outer is None else scale * outer
+        scale = (scale if outer is None else scale * outer) * self.factor
         found = torch.where(scale == 0, torch.zeros_like(inner), element.nearest(inner / scale) * scale)
         found = torch.where(inner.isnan(), inner, found)
         return (found if kept is None else torch.where(kept, blocks, found)).flatten(-2)

@@ -14,16 +14,17 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.formats.activations import Activations
 from ingot.ir.formats.elements import ELEMENTS, SCALE_DTYPES, round_scale
 from ingot.ir.formats.packing import PACKINGS, Packing
+from ingot.ir.formats.rotation import rotated
 from ingot.ir.types import Split, TensorType
 
 # The element type of weights that keep their numbers and dtype.
 KEPT = "kept"
 # The tensors that store a weight, in the order in which recipes and calls pass them.
-PARTS = ("weight", "scales", "zeros", "offsets", "outer", "order", "input_scale")
+PARTS = ("weight", "scales", "zeros", "offsets", "outer", "order", "input_scale", "rotation_in", "rotation_out")
 # The smallest scale of a dtype, where that is not the smallest normal float32.
 _LEAST = {torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9, torch.float8_e8m0fnu: 2.0**-127}
-# The parts that belong to the columns of a weight or to its input. Linears that read one value can share them.
-SHARED_PARTS = frozenset({"order", "input_scale"})
+# The parts that belong to the input or the result of a linear. Linears that read one value can share them.
+SHARED_PARTS = frozenset({"order", "input_scale", "rotation_in", "rotation_out"})
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Format:
     packing       the order of elements in memory, a key of `PACKINGS`
     ordered       whether the columns are stored in another order, so that columns of one group are neighbours (GPTQ's
                   act-order)
+    rotated_in    the size of the blocks in which a linear rotates its input, before it rounds and multiplies it; 0: not
+    rotated_out   the size of the blocks in which it rotates its result, before it adds the bias; 0: not
 
-    A weight is stored in up to seven tensors, called parts:
+    A weight is stored in up to nine tensors, called parts:
 
     weight        the packed elements
     scales        the scales of the first level
@@ -80,6 +83,11 @@ class Format:
     outer         the scales of the second level
     order         i32[K]: the column of the weight that each stored column is
     input_scale   f32[1]: the number that the rule of activations uses
+    rotation_in   f32[G, G]: the matrix by which each block of the input is multiplied
+    rotation_out  f32[H, H]: the matrix by which each block of the result is multiplied
+
+    With rotations, the stored numbers are those of a rotated weight S. The weight that they stand for includes the
+    matrices: for block-diagonal matrices R and U, `x @ R @ S.T @ U` is `x @ w.T` with `w = U.T @ S @ R.T`.
     """
 
     name: str
@@ -88,6 +96,8 @@ class Format:
     activations: Activations | None = None
     packing: str = "plain"
     ordered: bool = False
+    rotated_in: int = 0
+    rotated_out: int = 0
     parts: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,13 +110,20 @@ class Format:
             "outer": len(self.levels) > 1,
             "order": self.ordered,
             "input_scale": self.activations is not None and self.activations.stored,
+            "rotation_in": self.rotated_in > 0,
+            "rotation_out": self.rotated_out > 0,
         }
         object.__setattr__(self, "parts", tuple(part for part in PARTS if has[part]))
 
     @property
     def lossless(self) -> bool:
         """Return whether the format changes no result: numbers of weights and activations stay as they are."""
-        return self.element == KEPT and self.activations is None
+        return self.element == KEPT and self.activations is None and not self.rotated
+
+    @property
+    def rotated(self) -> bool:
+        """Return whether a linear rotates its input or its result."""
+        return self.rotated_in > 0 or self.rotated_out > 0
 
     @property
     def layout(self) -> Packing:
@@ -158,9 +175,10 @@ class Format:
     def granule(self, dim: int) -> int:
         """Return the least number of rows (`dim` 0) or columns (`dim` 1) that must stay together on one rank of a mesh.
 
-        It keeps packed tiles whole, and blocks of elements that share one scale.
+        It keeps packed tiles whole, and blocks of elements that share one scale or are rotated together.
         """
         own = math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
+        own = math.lcm(own, (self.rotated_in if dim else self.rotated_out) or 1)
         return math.lcm(own, self.activations.columns or 1) if dim and self.activations else own
 
     def obstacle(self, shape: tuple[int, ...]) -> str | None:
@@ -181,6 +199,9 @@ class Format:
             return (
                 f"rows of {shape[1]} elements are no multiple of the activations' group of {self.activations.columns}"
             )
+        for size, what, block in ((shape[1], "columns", self.rotated_in), (shape[0], "rows", self.rotated_out)):
+            if block and size % block:
+                return f"{size} {what} are no multiple of the {block} that are rotated together"
         return None
 
     def below_group(self, shape: tuple[int, ...]) -> str | None:
@@ -233,6 +254,8 @@ class Format:
             "weight": TensorType(self.storage(dtype), packed),
             "order": TensorType(torch.int32, (shape[1],)),
             "input_scale": TensorType(torch.float32, (1,)),
+            "rotation_in": TensorType(torch.float32, (self.rotated_in, self.rotated_in)),
+            "rotation_out": TensorType(torch.float32, (self.rotated_out, self.rotated_out)),
         }
         for part, level in zip(("scales", "outer"), self.levels, strict=False):
             known[part] = TensorType(level.dtype, level.grid(shape))
@@ -311,8 +334,25 @@ def _scaled_down(wide: torch.Tensor, outer: torch.Tensor, format: Format) -> tor
 def dequantize(parts: Mapping[str, torch.Tensor], format: Format, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the weight [N, K] that `parts` store in `format`. It is computed in `dtype`.
 
-    Without scales, the result is the stored elements in their dtype. `parts` has the tensors of `format.parts` by name;
-    "input_scale" is not used.
+    Without scales and rotations, the result is the stored elements in their dtype. `parts` has the tensors of
+    `format.parts` by name; "input_scale" is not used.
+    """
+    matrix = dequantize_rotated(parts, format, dtype)
+    if format.rotated:
+        matrix = matrix.to(dtype)
+    if format.rotated_in:
+        matrix = rotated(matrix, parts["rotation_in"].T)
+    if format.rotated_out:
+        matrix = rotated(matrix.T, parts["rotation_out"]).T.contiguous()
+    return matrix
+
+
+def dequantize_rotated(
+    parts: Mapping[str, torch.Tensor], format: Format, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return the matrix [N, K] by which a linear multiplies its rotated input, before it rotates the result.
+
+    Without rotations, it is the weight. Arguments are as for `dequantize`.
     """
     codes = format.layout.unpack(parts["weight"])
     if format.element == KEPT:

@@ -6,10 +6,11 @@ The text is the element type, the levels of scales, and what else differs from a
     u4/1x128:f16:zeros/low_first/ordered         with zero points, and columns in another order
     f4e2m1/1x16:f8e4m3/*x*:f32/low_first         two levels of scales
     f8e4m3/128x128:f32/x=f8e4m3:128              activations rounded in groups of 128
+    i4/1x128:bf16/low_first/rotated_in=64        the input rotated in blocks of 64, the result as "rotated_out"
 
 A block is ROWSxCOLUMNS, and "*" stands for all of them. The rule of activations follows "x=": its element type, the
-group ("*": a token, "static": none), the dtype of scales if that is not f32, "stored", and "outliers" or "bound" with
-a number.
+group ("*": a token, "static": none), the dtype of scales if that is not f32, "stored", and "outliers", "bound" or
+"factor" with a number.
 """
 
 from dataclasses import replace
@@ -23,8 +24,9 @@ from ingot.ir.formats.format import KEPT, Format, Scales
 FORMATS: dict[str, Format] = {}
 # Other names of registered formats.
 ALIASES: dict[str, str] = {}
-# The numbers of a rule of activations.
-_NUMBERS = ("outliers", "bound")
+# The numbers of a rule of activations, and those that are not spelled.
+_NUMBERS = {"outliers": 0.0, "bound": 0.0, "factor": 1.0}
+_ROTATIONS = ("rotated_in", "rotated_out")
 _DTYPE_TEXT = {dtype: name for name, dtype in SCALE_DTYPES.items()}
 
 
@@ -62,12 +64,14 @@ def format_of(
     activations: Activations | None = None,
     packing: str = "plain",
     ordered: bool = False,
+    rotated_in: int = 0,
+    rotated_out: int = 0,
 ) -> Format:
     """Return the format with these fields. It has the name of an equal registered format, or else its spelled text.
 
     Raises InternalError if the fields do not define a format.
     """
-    return named(Format("", element, levels, activations, packing, ordered))
+    return named(Format("", element, levels, activations, packing, ordered, rotated_in, rotated_out))
 
 
 def named(made: Format) -> Format:
@@ -94,11 +98,12 @@ def _spell(made: Format) -> str:
         words.append(made.packing)
     if made.ordered:
         words.append("ordered")
+    words += [f"{name}={size}" for name in _ROTATIONS if (size := getattr(made, name))]
     if (rule := made.activations) is not None:
         parts = [rule.element, _count(rule.columns) if rule.dynamic else "static"]
         parts += [_DTYPE_TEXT[rule.scales]] if rule.scales is not SCALE_DTYPES["f32"] else []
         parts += ["stored"] if rule.stored and rule.dynamic else []
-        parts += [f"{name}{getattr(rule, name)!r}" for name in _NUMBERS if getattr(rule, name)]
+        parts += [f"{name}{getattr(rule, name)!r}" for name, usual in _NUMBERS.items() if getattr(rule, name) != usual]
         words.append("x=" + ":".join(parts))
     return "/".join(words) if len(words) > 1 else f"{made.element}/"
 
@@ -112,6 +117,10 @@ def _parse(name: str) -> Format | None:
         for word in filter(None, words):
             if word == "ordered":
                 fields = replace(fields, ordered=True)
+            elif word.partition("=")[0] == "rotated_in":
+                fields = replace(fields, rotated_in=_number(word.partition("=")[2]))
+            elif word.partition("=")[0] == "rotated_out":
+                fields = replace(fields, rotated_out=_number(word.partition("=")[2]))
             elif word.startswith("x="):
                 fields = replace(fields, activations=_parse_activations(word[2:]))
             elif ":" in word:
@@ -143,11 +152,19 @@ def _parse_activations(text: str) -> Activations:
         if word == "stored":
             made = replace(made, stored=True)
         elif name := next((name for name in _NUMBERS if word.startswith(name)), None):
-            number = float(word.removeprefix(name))
-            made = replace(made, outliers=number) if name == "outliers" else replace(made, bound=number)
+            made = _with_number(made, name, float(word.removeprefix(name)))
         else:
             made = replace(made, scales=SCALE_DTYPES[word])
     return made
+
+
+def _with_number(rule: Activations, name: str, number: float) -> Activations:
+    match name:
+        case "outliers":
+            return replace(rule, outliers=number)
+        case "bound":
+            return replace(rule, bound=number)
+    return replace(rule, factor=number)
 
 
 def _count(value: int) -> str:

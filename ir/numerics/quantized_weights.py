@@ -7,7 +7,18 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.formats import ELEMENTS, PARTS, Format, Scales, dequantize, find_format, format_of, quantize
+from ingot.ir.formats import (
+    ELEMENTS,
+    PARTS,
+    SHARED_PARTS,
+    Format,
+    Scales,
+    dequantize,
+    dequantize_rotated,
+    find_format,
+    format_of,
+    quantize,
+)
 from ingot.ir.formats.format import KEPT, outer_of_blocks
 from ingot.ir.numerics.contracts import Breach, RankParams
 from ingot.ir.numerics.tolerances import TOLERANCES
@@ -51,7 +62,14 @@ class _Quantized:
     chosen: bool = False
 
     def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return dequantize(self.tensors(params), self.format, torch.float64)
+        """Return the weight in float64. If activations are rounded, it is the weight of the rotated input."""
+        made = dequantize if self.format.activations is None else dequantize_rotated
+        return made(self.tensors(params), self.format, torch.float64)
+
+    def of_input(self) -> dict[str, str]:
+        """Return the params, by part name, that the rounding of activations and rotations need."""
+        rounds = self.format.activations is not None
+        return {part: name for part, name in self.parts.items() if rounds and part in SHARED_PARTS - {"order"}}
 
     def tensors(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {part: params[name] for part, name in self.parts.items()}
@@ -224,15 +242,15 @@ def with_rounded_weights(
         new = program.add_param(name, before.params[one.original])
         for values, quantized in zip(params, after_params, strict=True):
             values[name] = one.dequantized(quantized)
-        stored = one.parts.get("input_scale")
-        if stored is not None and stored not in program.params:  # linears may share it
-            program.add_param(stored, after.params[stored])
-            for values, quantized in zip(params, after_params, strict=True):
-                values[stored] = quantized[stored]
+        for stored in one.of_input().values():
+            if stored not in program.params:  # linears may share it
+                program.add_param(stored, after.params[stored])
+                for values, quantized in zip(params, after_params, strict=True):
+                    values[stored] = quantized[stored]
         for user in list(old.users):
             if is_call(user, ops.linear.overload) and user.name not in kept:
                 _reweigh(user, old, new)
-                _round_input(user, one.format, None if stored is None else program.find(stored))
+                _round_input(user, one.format, {part: program.find(held) for part, held in one.of_input().items()})
     return program, params
 
 
@@ -275,14 +293,17 @@ def _reweigh(linear: fx.Node, old: fx.Node, new: fx.Node) -> None:
         linear.replace_input_with(old, new)
 
 
-def _round_input(linear: fx.Node, format: Format, scale: fx.Node | None) -> None:
-    """Make a linear round its input as `format` says, if it does, before it multiplies by its plain weight."""
+def _round_input(linear: fx.Node, format: Format, parts: Mapping[str, fx.Node]) -> None:
+    """Make a linear rotate and round its input as `format` says, if it rounds it, before it multiplies it.
+
+    The linear's plain weight is that of the rotated input. `parts` are the further parts that this needs, by name.
+    """
     if format.activations is None:
         return
     bound = named_arguments(linear)
-    plain = StoredWeight(
-        format_of(KEPT, activations=format.activations),
-        {"weight": bound["weight"], **({} if scale is None else {"input_scale": scale})},
+    plain = format_of(
+        KEPT, activations=format.activations, rotated_in=format.rotated_in, rotated_out=format.rotated_out
     )
-    op, args, linear.kwargs = Matmul(bound["x"], plain, bound["bias"]).call()
+    weight = StoredWeight(plain, {"weight": bound["weight"], **parts})
+    op, args, linear.kwargs = Matmul(bound["x"], weight, bound["bias"]).call()
     linear.target, linear.args = op.overload, tuple(args)

@@ -5,7 +5,19 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.formats import PARTS, Activations, Format, Scales, dequantize, find_format, format_of, named, quantize
+from ingot.ir.formats import (
+    PARTS,
+    Activations,
+    Format,
+    Scales,
+    dequantize,
+    dequantize_rotated,
+    find_format,
+    format_of,
+    named,
+    quantize,
+)
+from ingot.ir.formats.rotation import rotated
 from ingot.ir.ops.dense import check_bias, linear
 from ingot.ir.ops.registry import Sample, define, wide
 from ingot.ir.placements import Call, Fit, Spot, whole
@@ -20,6 +32,7 @@ _NVFP4 = format_of(
     Activations("f4e2m1", 16, torch.float8_e4m3fn, stored=True),
     "low_first",
 )
+_ROTATED = format_of("i8", (Scales(),), Activations("i8"), rotated_in=16, rotated_out=6)
 _STATIC = format_of("f8e4m3", (Scales(0, 0),), Activations("f8e4m3", stored=True, dynamic=False))
 
 
@@ -40,7 +53,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     plain = torch.randn(24, 64, generator=g).to(dtype)
     return [
         *samples,
-        *(_sample(x, bias, format, g) for format in (_ORDERED, _OFFSETS, _NVFP4, _STATIC)),
+        *(_sample(x, bias, format, g) for format in (_ORDERED, _OFFSETS, _NVFP4, _STATIC, _ROTATED)),
         Sample((x, plain), {"format": "plain"}),
         Sample((x, plain, None, None, bias), {"format": "plain"}),
     ]
@@ -48,17 +61,22 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 def _sample(x: torch.Tensor, bias: torch.Tensor, format: Format, g: torch.Generator) -> Sample:
     """Return a call with a weight in `format`, some of whose parts the weight alone does not determine."""
-    bare = replace(format, ordered=False, activations=None)
+    bare = replace(format, ordered=False, activations=None, rotated_in=0, rotated_out=0)
     parts = quantize(torch.randn(24, x.shape[1], generator=g), named(bare))
     parts["order"] = torch.randperm(x.shape[1], generator=g).to(torch.int32)
     parts["input_scale"] = torch.full((1,), 1 / 64)
+    for part, size in (("rotation_in", format.rotated_in), ("rotation_out", format.rotated_out)):
+        parts[part] = torch.linalg.qr(torch.randn(size, size, generator=g)).Q if size else torch.empty(0)
     given = [parts[part] if part in format.parts else None for part in PARTS]
     weight, scales, zeros, *others = given
     return Sample((x, weight, scales, zeros, bias, *others), {"format": format.name})
 
 
 def _flops(x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None, format: str) -> int:
-    return 2 * x.numel() * find_format(format).shape_of(tuple(weight.shape))[0]
+    found = find_format(format)
+    rows = found.shape_of(tuple(weight.shape))[0]
+    tokens, columns = x.numel() // x.shape[-1], x.shape[-1]
+    return 2 * tokens * (rows * columns + columns * found.rotated_in + rows * found.rotated_out)
 
 
 def _fake(
@@ -71,6 +89,8 @@ def _fake(
     outer: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
     input_scale: torch.Tensor | None = None,
+    rotation_in: torch.Tensor | None = None,
+    rotation_out: torch.Tensor | None = None,
     *,
     format: str,
 ) -> torch.Tensor:
@@ -85,7 +105,7 @@ def _fake(
     shape = found.shape_of(tuple(weight.shape))[0], x.shape[-1]
     if problem := found.obstacle(shape):
         raise ValueError(f"format {format}: {problem}")
-    given = _given(weight, scales, zeros, offsets, outer, order, input_scale)
+    given = _given(weight, scales, zeros, offsets, outer, order, input_scale, rotation_in, rotation_out)
     wanted = found.types(shape, x.dtype if weight.is_floating_point() else weight.dtype)
     if given.keys() != wanted.keys():
         raise ValueError(f"format {format} has {', '.join(wanted)}, and {', '.join(given)} are given")
@@ -140,24 +160,32 @@ def quant_linear(
     outer: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
     input_scale: torch.Tensor | None = None,
+    rotation_in: torch.Tensor | None = None,
+    rotation_out: torch.Tensor | None = None,
     *,
     format: str,
 ) -> torch.Tensor:
     """Return `x @ w.T + bias` [T, N] in x's dtype, for a quantized or plain weight w [N, K].
 
     x is [T, K], and bias is [N]. `format` is the storage format of w (`ingot.ir.formats`). The other tensors are the
-    parts that store w. If the format has a rule for activations, x is rounded by it first. With a lossless format, it
-    computes like `linear`. With other formats, it computes in float32 or wider and rounds once.
+    parts that store w. If the format rotates the input, x is rotated first. If it has a rule for activations, x is then
+    rounded by it. With a lossless format, it computes like `linear`. With other formats, it computes in float32 or
+    wider and rounds once.
     """
     found = find_format(format)
-    given = _given(weight, scales, zeros, offsets, outer, order, input_scale)
+    given = _given(weight, scales, zeros, offsets, outer, order, input_scale, rotation_in, rotation_out)
     if found.lossless:
         return linear.reference(x, dequantize(given, found), bias)  # type: ignore[no-any-return]
     full = wide(x)
+    if rotation_in is not None:
+        full = rotated(full, rotation_in)
     if found.activations is not None:
         full = found.activations.rounded(full, input_scale)
-    matrix = dequantize(given, found, full.dtype).to(full.dtype)
-    return F.linear(full, matrix, None if bias is None else wide(bias)).to(x.dtype)
+    matrix = dequantize_rotated(given, found, full.dtype).to(full.dtype)
+    if rotation_out is None:
+        return F.linear(full, matrix, None if bias is None else wide(bias)).to(x.dtype)
+    result = rotated(F.linear(full, matrix), rotation_out)
+    return (result if bias is None else result + wide(bias)).to(x.dtype)
 
 
 def _given(*parts: torch.Tensor | None) -> dict[str, torch.Tensor]:

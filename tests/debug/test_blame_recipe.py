@@ -14,7 +14,7 @@ from ingot import compile_model
 from ingot.debug.bisect.execution.recipe_meanings import step_problem
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import recipe
-from ingot.ir.formats import FORMATS
+from ingot.ir.formats import FORMATS, find_format, quantize
 from ingot.ir.recipe import STEPS, Recipe
 
 Step = Callable[[list[torch.Tensor], Mapping[str, Any]], Any]
@@ -239,6 +239,24 @@ def test_quantizing_by_every_format(name: str) -> None:
     if FORMATS[name].packing == "low_first":
         swapped = packed_high_first(STEPS["quantize"])([x], attrs)
         assert "more than half a step off" in (step_problem("quantize", [x], attrs, swapped) or "")
+
+
+def test_rotations() -> None:
+    """A weight of a format with rotations, and the matrix of one; a wrong matrix is noticed."""
+    g = torch.Generator().manual_seed(0)
+    hadamard = {"kind": "hadamard", "size": 16}
+    matrix = STEPS["table"]([], hadamard)
+    assert step_problem("table", [], hadamard, matrix) is None
+    wrong = matrix.clone()
+    wrong[3, 5] *= -1
+    assert "1 of 256" in (step_problem("table", [], hadamard, wrong) or "")
+    turns = {"rotation_in": matrix / 4, "rotation_out": torch.linalg.qr(torch.randn(4, 4, generator=g)).Q}
+    parts = {**quantize(torch.randn(8, 32, generator=g), find_format("int8")), **turns}
+    attrs = {"format": "i8/1x*:f32/rotated_in=16/rotated_out=4"}
+    found = STEPS["dequantize"](list(parts.values()), attrs)
+    assert step_problem("dequantize", list(parts.values()), attrs, found) is None
+    turned = [*list(parts.values())[:-1], turns["rotation_out"].T]
+    assert step_problem("dequantize", turned, attrs, found) is not None
 
 
 def test_in_order_each_step_stands_once() -> None:

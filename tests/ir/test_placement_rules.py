@@ -170,6 +170,7 @@ WAYS: dict[str, set[str]] = {
         "weight:shard0",
         "weight:shard0 bias:shard0",
         "weight:shard0 scales:shard0",
+        "weight:shard0 scales:shard0 bias:shard0",
         "weight:shard0 scales:shard0 zeros:shard0",
         "weight:shard0 scales:shard0 zeros:shard0 bias:shard0",
         "x:shard1 weight:shard1",

@@ -105,12 +105,15 @@ def _check(format: Format) -> None:
         raise Refused(f"format {name}: no kernel for scales of this dtype")
     if format.ordered:
         raise Refused(f"format {name}: no kernel for columns in another order")
+    if format.rotated:
+        raise Refused(f"format {name}: no kernel that rotates the input or the result")
     if format.packing != ("low_first" if ELEMENTS[format.element].bits == 4 else "plain"):
         raise Refused(f"format {name}: no kernel for the packing '{format.packing}'")
     if rule is not None and (
         rule.element not in _ROUNDED
         or rule.scales is not torch.float32
         or rule.outliers
+        or rule.factor != 1.0
         or (rule.stored and rule.dynamic)
     ):
         raise Refused(f"format {name}: no kernel that rounds activations so")

@@ -296,7 +296,7 @@ INT8 = args(strategy="channel")
         ({"format": "marlin-24"}, "weights in the format 'marlin-24' cannot be read"),
         ({"format": "sparse-24-bitmask"}, "weights in the format 'sparse-24-bitmask' cannot be read"),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "the field 'sparsity_config' of the quantization is"),
-        ({"transform_config": {"config_groups": {"u": {}}}}, "the field 'transform_config' of the quantization is"),
+        ({"transform_config": {"config_groups": {"u": {}}}}, "the field 'type' of the quantization is ''"),
         ({"kv_cache_scheme": args(num_bits=4, strategy="tensor")}, "the field 'kv_cache_scheme' of the quantization"),
         ({"new_field": 1}, "fields that are not understood: new_field"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {**INT8, "rank": 4}}}}, "not understood: rank"),

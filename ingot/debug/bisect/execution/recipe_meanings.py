@@ -206,6 +206,9 @@ def _add(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> st
 
 
 def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    if attrs["kind"] == "hadamard":
+        common = np.bitwise_count(np.bitwise_and.outer(*[np.arange(int(attrs["size"]))] * 2))
+        return _beyond(results[""], 1.0 - 2.0 * (common % 2), np.zeros(common.shape))
     angles = np.outer(np.arange(int(attrs["positions"])), frequencies(attrs))
     wanted = np.concatenate([np.cos(angles), np.sin(angles)], -1) * float(attrs.get("attention_factor", 1.0))
     # Frequencies and angles are rounded to float32, in a few operations.
@@ -350,7 +353,21 @@ def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]
     if format.ordered:
         places = np.argsort(_numbers(parts["order"]))
         wanted, allowed = wanted[:, places], allowed[:, places]
+    for part, axis in (("rotation_in", 1), ("rotation_out", 0)):
+        if part in parts:
+            turn = _double(parts[part]) if axis else _double(parts[part]).T
+            # A sum of products of float32 is off by at most their number of roundings.
+            products = _turned(np.abs(wanted), np.abs(turn), axis)
+            allowed = _turned(allowed, np.abs(turn), axis) + 2 * len(turn) * _unit(results[""].dtype) * products
+            wanted = _turned(wanted, turn, axis)
     return _beyond(results[""], wanted, allowed)
+
+
+def _turned(matrix: np.ndarray, turn: np.ndarray, axis: int) -> np.ndarray:
+    """Return a matrix with each run of its rows (axis 0) or columns (axis 1) multiplied by `turn` from the left."""
+    runs = np.moveaxis(matrix, axis, 0)
+    made: np.ndarray = (turn @ runs.reshape(-1, len(turn), runs.shape[1])).reshape(runs.shape)
+    return np.moveaxis(made, 0, axis)
 
 
 def _gguf_blocks(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
