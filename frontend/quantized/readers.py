@@ -10,6 +10,7 @@ from ingot.frontend.quantized.compressed_tensors import read_compressed_tensors
 from ingot.frontend.quantized.fbgemm_fp8 import read_fbgemm_fp8
 from ingot.frontend.quantized.fields import ORIGINAL, Fields
 from ingot.frontend.quantized.fp8 import read_fp8
+from ingot.frontend.quantized.fp_quant import read_fp_quant
 from ingot.frontend.quantized.gptq import read_gptq
 from ingot.frontend.quantized.modelopt import read_modelopt
 from ingot.frontend.quantized.quark import read_quark
@@ -30,6 +31,7 @@ READERS: Mapping[str, Reader] = {
     "bitsandbytes": read_bitsandbytes,
     "modelopt": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
+    "fp_quant": read_fp_quant,
     "quark": read_quark,
     "torchao": read_torchao,
     "auto-round": read_auto_round,

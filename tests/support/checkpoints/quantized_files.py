@@ -114,8 +114,11 @@ def not_the_head(write: Write) -> Write:
     return lambda module, weight: None if module == "lm_head" else write(module, weight)
 
 
-def check_bits(written: Written, rtol: float = 0.0) -> Request:
-    """Check that each weight is made bit by bit, and that no stored tensor is left over."""
+def check_bits(written: Written, rtol: float = 0.0, atol: float = 0.0) -> Request:
+    """Check that each weight is made bit by bit, and that no stored tensor is left over.
+
+    With `rtol` or `atol`, elements may be off by as much.
+    """
     request = written.request()
     request.trace()  # totality
     recipes = request.checkpoint.logical.recipes
@@ -125,8 +128,8 @@ def check_bits(written: Written, rtol: float = 0.0) -> Request:
     for name, recipe in recipes.items():
         found, wanted = recipe.execute(request.checkpoint.read), written.floats[name]
         assert found.dtype == torch.float32 and found.shape == wanted.shape, name
-        if rtol:
-            assert bool(((found - wanted).abs() <= rtol * wanted.abs()).all()), name
+        if rtol or atol:
+            assert bool(((found - wanted).abs() <= atol + rtol * wanted.abs()).all()), name
         else:
             assert torch.equal(found, wanted.float()), name
     return request
@@ -143,9 +146,11 @@ def formats_of(program: Program) -> set[str]:
     return {str(node.kwargs["format"]) for node in program.calls(ops.quant_linear.overload)}
 
 
-def check_logits(written: Written, rounds: Round | None = None, factor: float = 20, rtol: float = 0.0) -> Program:
+def check_logits(
+    written: Written, rounds: Round | None = None, factor: float = 20, rtol: float = 0.0, atol: float = 0.0
+) -> Program:
     """Check every weight, and the logits in float64 against transformers with the weights that are stood for."""
-    request = check_bits(written, rtol)
+    request = check_bits(written, rtol, atol)
     program, records = adopted(written)
     assert records["adopt-quantized"].matches == len(request.checkpoint.logical.recipes)
     found = logits_of(program, request.checkpoint.read, PROMPTS).exact
