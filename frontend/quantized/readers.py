@@ -7,6 +7,7 @@ from ingot.frontend.quantized.auto_round import read_auto_round
 from ingot.frontend.quantized.awq import read_awq
 from ingot.frontend.quantized.bitsandbytes import read_bitsandbytes
 from ingot.frontend.quantized.compressed_tensors import read_compressed_tensors
+from ingot.frontend.quantized.experts import read_experts_int8, read_mxfp4
 from ingot.frontend.quantized.fbgemm_fp8 import read_fbgemm_fp8
 from ingot.frontend.quantized.fields import ORIGINAL, Fields
 from ingot.frontend.quantized.fp8 import read_fp8
@@ -32,6 +33,8 @@ READERS: Mapping[str, Reader] = {
     "modelopt": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
     "fp_quant": read_fp_quant,
+    "mxfp4": read_mxfp4,
+    "experts_int8": read_experts_int8,
     "quark": read_quark,
     "torchao": read_torchao,
     "auto-round": read_auto_round,

@@ -13,6 +13,9 @@ from tiny_checkpoint import Tiny
 from transformers import AutoModelForCausalLM
 
 from ingot.compile.request import Request
+from ingot.frontend.quantized.readers import find_reader
+from ingot.frontend.quantized.stored import Logical, Stored
+from ingot.frontend.safetensors_header import TensorInfo
 from ingot.ir import ops
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import Program
@@ -96,6 +99,17 @@ def write_quantized(folder: Path, described: Mapping[str, Any], write: Write, **
         tensors |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return Written(folder, floats)
+
+
+def logical_of(config: Mapping[str, Any], tensors: Tensors) -> Logical:
+    """Return the weights of a checkpoint with these tensors and this quantization_config. No file is written."""
+    infos = {
+        name: TensorInfo(name, tensor.dtype, tuple(tensor.shape), Path("model.safetensors"), 0, 0)
+        for name, tensor in tensors.items()
+    }
+    reader = find_reader({"quantization_config": dict(config)}, "config.json")
+    assert reader is not None
+    return reader(Stored(infos, tensors.__getitem__, "m"))
 
 
 def with_part(name: str, value: torch.Tensor | None) -> Callable[[Tensors], None]:
