@@ -163,7 +163,7 @@ LATENT = [Heads(34, 1, 576, 512, shared=True)]
 
 @attention_dtypes
 @pytest.mark.parametrize(
-    "heads", [*some(1, FORMS), *(drawn_in_one_of(6, LATENT) if DEVICE == "cpu" else LATENT)], ids=str
+    "heads", [*some(1, FORMS), *(drawn_in_one_of(12, LATENT) if DEVICE == "cpu" else LATENT)], ids=str
 )
 def test_every_form_of_cache(heads: Heads, dtype: torch.dtype) -> None:
     """What fills it is written by the kernel that does, to the bit."""
