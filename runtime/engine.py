@@ -13,6 +13,7 @@ from ingot.runtime.adapters.waiting import WaitingForAdapters
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
+from ingot.runtime.forced import worth_looking
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.logit_edits import LogitEdits, edits_of
@@ -271,7 +272,9 @@ class Engine(ServingLoop[EngineRequest, RequestGroup, Any]):
 
     def _look_ahead(self, batch: StepBatch) -> None:
         config = self._scheduler.config
-        if self._masks is not None and batch.inputs.masked and config.feeds_forced:
+        if self._masks is None or not (batch.inputs.masked and config.feeds_forced):
+            return
+        if worth_looking(batch.inputs.sizes.B):
             self._scheduler.look_again_at(self._masks.look_ahead(batch.inputs.masked, config.max_forced))
 
     def _read(self, handle: SampledStep) -> list[int]:

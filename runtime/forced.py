@@ -17,9 +17,22 @@ from ingot.runtime.sequence_pages import SequencePages
 # it must save this many tokens for each of them. If it has few tokens, so that it runs the code of decode steps, it
 # takes 1.05 to 1.15 times as long (bundled model on two cores, 1 to 8 sequences, 7 tokens for one of them). A step
 # of more tokens runs other code. 12 to 48 sequences then take 1.05 to 1.15 times as long as well, but ten times as long
-# on a busy machine, where compiled regions stall; the second number keeps such steps rare. Not measured on a GPU.
+# on a busy machine, where compiled regions stall; the second number keeps such steps rare.
 _LEAST_SAVED_FEW = 1 / 8
 _LEAST_SAVED = 1 / 2
+# The host looks ahead in each grammar and builds a step of its own kind. On an H200 machine that takes 0.1 ms for each
+# sequence: with 32 of a 1B model, such steps take 5.2 ms and others 1.9 (benchmarks/grammar.py). A token that is saved
+# for one of n sequences is worth 1.9 ms / n, so feeding pays from n * n / 19 tokens on. Larger models gain with fewer:
+# 8B with 32 sequences takes 0.83 of the time if it feeds them, which this number gives away.
+_WORTH = 19
+
+
+def worth_looking(running: int) -> bool:
+    """Return whether to look ahead in the grammars of a step of `running` sequences.
+
+    Few sequences have forced tokens at a time. So a step must pay if it saves one token for each of its sequences.
+    """
+    return running <= _WORTH
 
 
 def forced_run(request: Request, config: SchedulerConfig) -> Sequence[int]:
@@ -55,10 +68,11 @@ def forced_chunks(
     """
     room = config.max_tokens - running - sum(chunk.length - 1 for chunk in chunks)
     few = min(room, config.few_tokens - running)
+    least = max(1, running * running / _WORTH)
     found = [] if mixed else _fitting(requests, config, pages, running, few)
-    if mixed or _saved(found) < max(1, _LEAST_SAVED_FEW * running):
+    if mixed or _saved(found) < max(least, _LEAST_SAVED_FEW * running):
         found = _fitting(requests, config, pages, running, room)
-        if not mixed and _saved(found) < _LEAST_SAVED * running:
+        if not mixed and _saved(found) < max(least, _LEAST_SAVED * running):
             found = []
     for chunk in found:
         pages.take(chunk.request, chunk.start + chunk.length)
