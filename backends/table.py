@@ -141,6 +141,7 @@ BACKENDS: dict[str, BackendEntry] = {
         costs={
             "few tokens": ClaimCost(0.5, "a region's call costs more than it computes; only cpu has the other ops"),
             "many tokens": ClaimCost(2.0, "regions of inductor are faster"),
+            "quantized": ClaimCost(0.5, "regions of inductor write the whole weight as float32 in each step"),
         },
         library=_late("cpu.load:load_library"),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.backends.cpu.calls.quant import unsupported
 from ingot.backends.cpu.workspace import costliest
 from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import compiler_path, compiler_version
@@ -16,6 +17,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.formats import find_format
 from ingot.ir.layout import Layout
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
@@ -45,7 +47,7 @@ class Cpu:
     """The cpu backend: C++ kernels for paged attention, cache writes, and the first and last ops of a step.
 
     The first op of a step is `feed`. The last ones are `sample` and `advance`. In steps of few tokens, this backend
-    computes all ops of a dense decoder layer.
+    computes all ops of a dense decoder layer. It computes linears with quantized weights in all steps.
     """
 
     name = "cpu"
@@ -62,7 +64,8 @@ class Cpu:
                 return No(reason)
             # Only this backend has kernels for ops that are not fusible.
             few = bucket.few_tokens or not op.fusible
-            cost += claim_cost(self.name, "few tokens" if few else "many tokens")
+            case = "quantized" if op is ops.quant_linear else "few tokens" if few else "many tokens"
+            cost += claim_cost(self.name, case)
             # Attention of many tokens per sequence runs in torch, that of few in a kernel. The bits of torch's
             # attention may depend on the place of a sequence in its step.
             batch_invariant &= op not in (ops.paged_attention, ops.step_attention)
@@ -120,6 +123,18 @@ def _linear(node: fx.Node) -> str | None:
     return _same_dtype(node, "x", "weight", "bias")
 
 
+def _quant_linear(node: fx.Node) -> str | None:
+    arguments = named_values(node)
+    if reason := unsupported(find_format(str(node.kwargs["format"]))):
+        return reason
+    if len(tensor_type(arguments["x"]).shape) != 2:
+        return f"x is {tensor_type(arguments['x'])}, not [T, K]"
+    for name in ("weight", "scales", "zeros"):
+        if name in arguments and tensor_type(arguments[name]).strides is not None:
+            return f"{name} is not row-major: {tensor_type(arguments[name])}"
+    return _same_dtype(node, "x", "bias")
+
+
 def _norm(node: fx.Node) -> str | None:
     arguments = named_values(node)
     x, weight = tensor_type(arguments["x"]), tensor_type(arguments["weight"])
@@ -142,6 +157,7 @@ def _activation(node: fx.Node) -> str | None:
 # For each op with a kernel: a function of its call that returns why the kernel does not support it, or None.
 _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "linear": _linear,
+    "quant_linear": _quant_linear,
     "rms_norm": _norm,
     "layer_norm": _norm,
     "add_rms_norm": _norm,

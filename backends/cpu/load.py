@@ -9,6 +9,7 @@ import torch
 from ingot.backends.cpu.calls.attention import attention_ops
 from ingot.backends.cpu.calls.dense import dense_ops
 from ingot.backends.cpu.calls.kernels import INT, Kernels
+from ingot.backends.cpu.calls.quant import quant_ops
 from ingot.backends.cpu.calls.rope import rope_ops
 from ingot.backends.cpu.calls.step import step_ops
 from ingot.backends.cpu.calls.step_attention import step_attention_ops
@@ -28,7 +29,7 @@ def load_library(executable: Executable, directory: Path, context: LoadContext) 
     try:
         kernels = Kernels(str(path))
         kernels.one("set_threads", INT)(torch.get_num_threads())
-        dense = {**dense_ops(kernels), **rope_ops(kernels)}
+        dense = {**dense_ops(kernels), **quant_ops(kernels), **rope_ops(kernels)}
         return {**dense, **attention_ops(kernels), **step_attention_ops(), **step_ops(kernels)}
     except (OSError, AttributeError) as error:
         raise BackendError(f"the library does not load: {error}", where=str(path)) from error

@@ -1,6 +1,7 @@
 """Functions that allocate as much as a call of the cpu backend. They run on meta tensors, to measure memory.
 
-The C++ kernels allocate only their results. Attention for many tokens per sequence runs in torch (see
+The C++ kernels allocate only their results. Linears with quantized weights also keep about 1 MB for rearranged columns
+of x, which is not counted. Attention for many tokens per sequence runs in torch (see
 `calls/attention.py` and `calls/step_attention.py`). A step with drawn or penalized tokens runs the reference of
 `sample`. `partial_attention` of many tokens per sequence also runs its reference.
 """

@@ -12,6 +12,7 @@ from ingot.backends.cpu.calls.kernels import SUFFIXES
 from ingot.backends.cpu.emit import Cpu
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import No, Yes
+from ingot.ir.formats import find_format, quantize
 from ingot.ir.machine.target import Target
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
@@ -45,6 +46,17 @@ def linear(n: int, k: int, bias: bool = False) -> Case:
     def case(g: torch.Generator, tokens: int, dtype: torch.dtype) -> Args:
         weight = randn(g, dtype, n, k) / k**0.5
         return (inside(g, dtype, tokens, k), weight.to(dtype), *([randn(g, dtype, n)] if bias else [])), {}
+
+    return case
+
+
+def quant_linear(format: str, n: int, k: int, bias: bool = False) -> Case:
+    def case(g: torch.Generator, tokens: int, dtype: torch.dtype) -> Args:
+        parts = quantize(torch.randn(n, k, generator=g) / k**0.5, find_format(format))
+        last = [randn(g, dtype, n)] if bias else []
+        return (inside(g, dtype, tokens, k), parts["weight"], parts["scales"], parts.get("zeros"), *last), {
+            "format": format
+        }
 
     return case
 
@@ -125,6 +137,17 @@ CASES: dict[str, list[Case]] = {
         *(linear(n, k) for n, k in ((1, 1), (3, 15), (5, 16), (9, 17), (64, 31), (65, 33), (130, 257), (4096, 256))),
         linear(71, 48, bias=True),
     ],
+    # Sizes around the 64 or 128 columns that a register holds, and the 2048 of a block.
+    "quant_linear": [
+        *(quant_linear("int8", n, k) for n, k in ((1, 1), (3, 63), (9, 65), (17, 2049), (130, 257))),
+        *(quant_linear("int4_g32", n, k) for n, k in ((1, 32), (9, 96), (130, 2144))),
+        *(quant_linear("int4_g128_asym", n, k) for n, k in ((7, 128), (13, 2176))),
+        *(quant_linear(name, 19, 96, bias=True) for name in ("int8", "int8_g32", "int4_g32", "int4_g32_asym", "mxfp4")),
+        *(quant_linear(name, 11, 192) for name in ("int8_tensor", "int8_g64", "int4_g64", "i4/1x*:f16/low_first")),
+        quant_linear("u4/1x16:bf16:zeros/low_first", 5, 48),
+        quant_linear("u8/1x256:f16:zeros", 5, 768),
+        quant_linear("iq4nl/1x32:f16/low_first", 5, 160),
+    ],
     "rms_norm": [norm(1), norm(17), norm(256), norm(4, 64), norm(3, 5), norm(48, weight_dtype=torch.float32)],
     "layer_norm": [
         *(norm(17, shift=9), norm(4, 40, weight_axes=2), norm(3, 5), norm(48, weight_dtype=torch.float32)),
@@ -146,7 +169,7 @@ CASES: dict[str, list[Case]] = {
 
 def call(library: Mapping[str, Callable[..., Any]], name: str, args: Args) -> tuple[torch.Tensor, ...]:
     """Results of the kernel, the states that it wrote among them."""
-    given = [one.clone() if one.dim() == 5 else one for one in args[0]]
+    given = [one.clone() if one is not None and one.dim() == 5 else one for one in args[0]]
     found = results(library[f"ingot.{name}"](*given, **args[1]))
     return (*found, given[0]) if OPS[name].states else found
 
@@ -156,7 +179,12 @@ def results(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def reference(name: str, args: Args, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-    given = [one.to(dtype) if one.is_floating_point() else one for one in args[0]]
+    # Scales of a format keep their dtype.
+    kept = {"scales"} if name == "quant_linear" else set()
+    given = [
+        one.to(dtype) if one is not None and one.is_floating_point() and place not in kept else one
+        for place, one in zip(OPS[name].parameters.names, args[0], strict=False)
+    ]
     return results(OPS[name].reference(*given, **args[1]))
 
 
@@ -244,6 +272,13 @@ def claim(op: str, *types: TensorType | None, tokens: int = FEW_TOKENS, **option
     return Cpu().claim([node], Target.detect("cpu"), BucketClass(name="b", tokens=(1, tokens)))
 
 
+def quant_claim(format: str, tokens: int = FEW_TOKENS) -> Yes | No:
+    types = find_format(format).types((32, 192), torch.bfloat16)
+    given = [types.get(part) for part in ("weight", "scales", "zeros")]
+    last = [None, types["offsets"]] if "offsets" in types else []
+    return claim("quant_linear", TensorType(torch.bfloat16, ("T", 192)), *given, *last, tokens=tokens, format=format)
+
+
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
 
@@ -256,6 +291,13 @@ def test_what_has_no_kernel_is_refused_with_the_reason() -> None:
         "x is strided along its last axis: bf16[T, 8; 16, 2]": claim(
             "linear", TensorType(BF16, ("T", 8), (16, 2)), TensorType(BF16, (4, 8))
         ),
+        "no kernel rounds activations": quant_claim("int8_w8a8"),
+        "no kernel for elements f8e4m3 in the order 'plain'": quant_claim("f8e4m3/1x*:f32"),
+        "no kernel for groups of 96 columns": quant_claim("i4/1x96:f32/low_first"),
+        "no kernel for scales that 2 rows share": quant_claim("i8/2x32:f32"),
+        "no kernel for the scales, offsets or order of the format 'u4/1x32:f32:offsets/low_first'": quant_claim(
+            "u4/1x32:f32:offsets/low_first"
+        ),
         "no kernel for f64": claim("silu_mul", *[TensorType(F64, ("T", 8))] * 2),
         "no kernel for a weight in f64 with x in bf16": claim("rms_norm", x, TensorType(F64, (8,)), eps=1e-5),
         "no kernel for ingot.soft_cap": claim("soft_cap", x, cap=3.0),
@@ -267,3 +309,28 @@ def test_what_has_no_kernel_is_refused_with_the_reason() -> None:
 def test_for_many_tokens_regions_rank_before_it() -> None:
     few, many = (claim("silu_mul", *[TensorType(BF16, ("T", 8))] * 2, tokens=n) for n in (FEW_TOKENS, FEW_TOKENS + 1))
     assert isinstance(few, Yes) and isinstance(many, Yes) and few.cost < 1.0 < many.cost
+
+
+def test_quantized_weights_are_read_in_steps_of_any_size() -> None:
+    for tokens in (FEW_TOKENS, 512):
+        answer = quant_claim("int4_g32", tokens)
+        assert isinstance(answer, Yes) and answer.batch_invariant and answer.cost < 1.0
+
+
+def test_every_code_is_its_number(library: Mapping[str, Callable[..., Any]]) -> None:
+    """All codes of each element type, with a column that selects each: results are exact in bfloat16."""
+    for format, codes in (
+        ("int8", torch.arange(-128, 128, dtype=torch.int8)),
+        ("u8/1x*:f32", torch.arange(256, dtype=torch.uint8)),
+        *(
+            (f"{name}/1x*:f32/low_first", torch.arange(16, dtype=torch.uint8))
+            for name in ("i4", "u4", "f4e2m1", "iq4nl")
+        ),
+    ):
+        found = find_format(format)
+        packed = found.layout.pack(codes.repeat(3, 1)).contiguous()
+        args = torch.eye(len(codes), dtype=torch.bfloat16), packed, torch.tensor([[1.0], [2.0], [-0.5]])
+        for tokens in (1, 5, len(codes)):
+            some = library["ingot.quant_linear"](args[0][:tokens], *args[1:], format=format)
+            exact = OPS["quant_linear"].reference(args[0][:tokens].double(), *args[1:], format=format)
+            assert torch.equal(some.double(), exact), format

@@ -1,0 +1,102 @@
+"""Compare decode on a CPU with weights in bfloat16, int8 and int4, all by Ingot.
+
+    python benchmarks/decode_quantized_cpu.py [--checkpoint models/pico] [--shape 1b --layers 16] [--batches 1,16]
+
+`--shape` writes a checkpoint of a published shape with random weights (`random_checkpoint.py`), and `--layers` changes
+its number of layers. The head is in int8 in both quantized models. The models take turns in one process, a few tokens
+each, so that all see the same machine state. A try times `tokens` + 1 output tokens and one; the time of a decode step
+is the difference over `tokens`. Minima count, since other work on a machine only adds. The median of ratios of
+neighbouring tries shows whether minima met the same machine.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from random_checkpoint import SHAPES, config_of, write_checkpoint
+from results import Figure, print_figures, write_result
+
+from ingot import LLM, SamplingParams, compile_model
+
+_PROMPT_TOKENS = 32
+# The passes of each model. The second quantize meets what the first one left: the head.
+_HEAD = "quantize{format=int8,lm_head=true}"
+MODELS = {
+    "bf16": "default",
+    "int8": f"default,{_HEAD}",
+    "int4": f"default,quantize{{format=int4_g128}},{_HEAD}",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--checkpoint", default=str(Path(__file__).parents[1] / "models" / "pico"))
+    parser.add_argument("--shape", choices=SHAPES, help="a published shape with random weights, instead")
+    parser.add_argument("--layers", type=int, help="layers of the shape")
+    parser.add_argument("--batches", default="1,16", help="batch sizes, separated by commas")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded in a try")
+    parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    figures: dict[str, Figure] = {}
+    with tempfile.TemporaryDirectory(prefix="ingot-decode-") as name:
+        folder, checkpoint = Path(name), Path(options.checkpoint)
+        if options.shape:
+            changes = {"num_hidden_layers": options.layers} if options.layers else {}
+            checkpoint = write_checkpoint(folder / "checkpoint", config_of(options.shape, **changes))
+        for model, passes in MODELS.items():
+            limits = {"max_batch": 16, "max_tokens": 512, "max_seq_len": 512}
+            compile_model(checkpoint, folder / f"{model}.ingot", passes=passes, **limits)
+        llms = {model: LLM(folder / f"{model}.ingot") for model in MODELS}
+        for batch in map(int, options.batches.split(",")):
+            figures |= measure(llms, batch, options.tokens, options.tries)
+    print_figures(figures)
+    settings = {**vars(options), "checkpoint": options.shape or checkpoint.name}
+    result = "decode_quantized_cpu" + (f"_{options.shape}" if options.shape else "")
+    print(write_result(result, settings, figures, packages=("torch",)))
+
+
+def measure(llms: dict[str, LLM], batch: int, tokens: int, tries: int) -> dict[str, Figure]:
+    """Measure a decode step of each model at batch size `batch`. Each of `tries` tries times `tokens` decode steps.
+
+    Return figures by name: the seconds of a step, and the ratio of speeds to bf16, by minima and as the median of
+    tries.
+    """
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(10, 4000, (batch, _PROMPT_TOKENS), generator=generator).tolist()
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+
+    def seconds(llm: LLM, count: int) -> float:
+        begin = time.perf_counter()
+        llm.generate(requests, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True))
+        return time.perf_counter() - begin
+
+    for llm in llms.values():
+        seconds(llm, 4)
+    times = {(name, count): [] for name in llms for count in (1, tokens + 1)}  # type: ignore[var-annotated]
+    for _ in range(tries):
+        for count in (1, tokens + 1):
+            for name, llm in llms.items():
+                times[name, count].append(seconds(llm, count))
+    step = {name: (min(times[name, tokens + 1]) - min(times[name, 1])) / tokens for name in llms}
+    figures = {
+        f"batch_{batch}_{name}": Figure(value=value, unit="s", what=f"a decode step of {batch}, {name}, the least")
+        for name, value in step.items()
+    }
+    for name in list(llms)[1:]:
+        pairs = zip(times["bf16", tokens + 1], times[name, tokens + 1], strict=True)
+        median = statistics.median(plain / own for plain, own in pairs)
+        what = f"speed of {name} over bf16 at batch {batch}"
+        figures[f"batch_{batch}_{name}_ratio"] = Figure(value=step["bf16"] / step[name], unit="", what=what)
+        figures[f"batch_{batch}_{name}_median"] = Figure(
+            value=median, unit="", what=f"{what}, the median of tries with their prompts"
+        )
+    return figures
+
+
+if __name__ == "__main__":
+    main()
