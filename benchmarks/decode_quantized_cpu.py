@@ -4,12 +4,13 @@
 
 `--shape` writes a checkpoint of a published shape with random weights (`random_checkpoint.py`), and `--layers` changes
 its number of layers. The head is in int8 in both quantized models. The models take turns in one process, a few tokens
-each, so that all see the same machine state. A try times `tokens` + 1 output tokens and one; the time of a decode step
-is the difference over `tokens`. Minima count, since other work on a machine only adds. The median of ratios of
-neighbouring tries shows whether minima met the same machine.
+each, so that all see the same machine state. A step is the time from a request's token to its next one, as
+`LLM.stream` yields them. The least and the median count: other work on a machine only adds, and a single step is short
+enough to meet none.
 """
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
@@ -63,39 +64,39 @@ def main() -> None:
 def measure(llms: dict[str, LLM], batch: int, tokens: int, tries: int) -> dict[str, Figure]:
     """Measure a decode step of each model at batch size `batch`. Each of `tries` tries times `tokens` decode steps.
 
-    Return figures by name: the seconds of a step, and the ratio of speeds to bf16, by minima and as the median of
-    tries.
+    Return figures by name: the seconds of a step, the least and the median, and the ratio of both speeds to bf16.
     """
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, 4000, (batch, _PROMPT_TOKENS), generator=generator).tolist()
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-
-    def seconds(llm: LLM, count: int) -> float:
-        begin = time.perf_counter()
-        llm.generate(requests, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True))
-        return time.perf_counter() - begin
-
-    for llm in llms.values():
-        seconds(llm, 4)
-    times = {(name, count): [] for name in llms for count in (1, tokens + 1)}  # type: ignore[var-annotated]
-    for _ in range(tries):
-        for count in (1, tokens + 1):
-            for name, llm in llms.items():
-                times[name, count].append(seconds(llm, count))
-    step = {name: (min(times[name, tokens + 1]) - min(times[name, 1])) / tokens for name in llms}
-    figures = {
-        f"batch_{batch}_{name}": Figure(value=value, unit="s", what=f"a decode step of {batch}, {name}, the least")
-        for name, value in step.items()
-    }
-    for name in list(llms)[1:]:
-        pairs = zip(times["bf16", tokens + 1], times[name, tokens + 1], strict=True)
-        median = statistics.median(plain / own for plain, own in pairs)
-        what = f"speed of {name} over bf16 at batch {batch}"
-        figures[f"batch_{batch}_{name}_ratio"] = Figure(value=step["bf16"] / step[name], unit="", what=what)
-        figures[f"batch_{batch}_{name}_median"] = Figure(
-            value=median, unit="", what=f"{what}, the median of tries with their prompts"
-        )
+    steps: dict[str, list[float]] = {name: [] for name in llms}
+    for attempt in range(tries + 1):  # the first one warms up
+        for name, llm in llms.items():
+            found = _steps(llm, requests, tokens)
+            steps[name] += found if attempt else []
+    figures = {}
+    for kind, reduce in (("least", min), ("median", statistics.median)):
+        seconds = {name: reduce(found) for name, found in steps.items()}
+        for name, value in seconds.items():
+            what = f"a decode step of {batch}, {name}, the {kind}"
+            figures[f"batch_{batch}_{name}_{kind}"] = Figure(value=value, unit="s", what=what)
+        for name in list(llms)[1:]:
+            what = f"speed of {name} over bf16 at batch {batch}, by the {kind}"
+            ratio = seconds["bf16"] / seconds[name]
+            figures[f"batch_{batch}_{name}_{kind}_ratio"] = Figure(value=ratio, unit="", what=what)
     return figures
+
+
+def _steps(llm: LLM, requests: list[dict[str, list[int]]], tokens: int) -> list[float]:
+    """Generate `tokens` + 1 tokens for each request, and return the seconds between the tokens of the first one."""
+    times = []
+    first = None
+    for output in llm.stream(requests, SamplingParams(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)):
+        first = first or output.request_id
+        if output.request_id == first:
+            times.append(time.perf_counter())
+    # The first may hold prompts of other requests. The last two tokens come together.
+    return [end - begin for begin, end in itertools.pairwise(times)][1:-1]
 
 
 if __name__ == "__main__":

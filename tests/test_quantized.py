@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from staged import LIMITS, logits_of, staged
 from tiny_checkpoint import Tiny
 from transformers import AutoModelForCausalLM
 
-from ingot import compile_model
+from ingot import LLM, SamplingParams, compile_model
 from ingot.cli.views.weights import print_weights
 from ingot.compile.packing import pack_weights
 from ingot.compile.publish import ArtifactWriter
@@ -219,3 +220,18 @@ def test_a_shared_step_is_executed_once(tmp_path: Path) -> None:
         packed = pack_weights(params, read, writer)
     assert sorted(reads) == ["a", "b", "norm.scales", "norm.weight", "norm.zeros"]
     assert packed.tensors == 6 and packed.bytes == 16 * 32 + 16 * 2 * 5 + 3 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", ["quantize{format=int8,lm_head=true}", PASSES.partition(",")[2]])
+def test_kernels_of_a_cpu_generate_the_tokens_of_the_reference(passes: str, folder: Path, tmp_path: Path) -> None:
+    """In float32: random weights have logits so close that roundings to bfloat16 decide."""
+    limits: Any = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96, "target": "cpu", "passes": f"default,{passes}"}
+    greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    tokens = {}
+    for backend in ("reference", "auto"):
+        compile_model(folder, tmp_path / f"{backend}.ingot", backend=backend, **limits)
+        outputs = LLM(tmp_path / f"{backend}.ingot").generate(prompts, greedy)
+        tokens[backend] = [one.outputs[0].token_ids for one in outputs]
+    assert tokens["auto"] == tokens["reference"]
