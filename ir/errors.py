@@ -78,6 +78,12 @@ class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 
 
+class GenerationError(IngotError):
+    """A call of which no request got tokens or a vector, because the model's numbers were not finite, for example."""
+
+    exit_code = 1
+
+
 class QueueFullError(RequestError):
     """A request that the server does not queue, because too many wait already. The caller may try it again later."""
 

@@ -36,8 +36,8 @@ class CompletionOutput:
                          None unless SamplingParams.logprobs is set
     finish_reason        None while the sequence runs; then "stop", "length", "abort" or "error". "error" means that
                          logits were not finite, or that the device has no memory for this sequence alone
-    stop_reason          the stop string or stop token id that ended the sequence, or the text of a memory error; None
-                         for the model's end tokens
+    stop_reason          the stop string or stop token id that ended the sequence, or the text of an error; None for
+                         the model's end tokens
     """
 
     index: int
@@ -126,7 +126,7 @@ class EmbeddingOutput:
     finished            whether the request has ended
     finish_reason       None while the request waits or runs; then "stop", "abort" or "error". "error" means that the
                         vector was not finite, or that the device has no memory for this prompt alone
-    stop_reason         the text of a memory error, or None
+    stop_reason         the text of an error, or None
     num_cached_tokens   prompt tokens that were found in the prefix cache; None while the request waits
     """
 

@@ -13,6 +13,7 @@ from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.sampling_params import SamplingParams
 
 INVALID_TOKEN = -1  # an executor's token for a row with non-finite logits
+NOT_FINITE = "the model returned numbers that are not finite"  # the stop_reason of a sequence that ends by this
 
 
 class Status(enum.Enum):
@@ -223,7 +224,7 @@ class Request:
         token, a stop string, the length limit or an invalid token."""
         if token == INVALID_TOKEN:
             self.output_ids.pop()
-            self.stop(End("error"))
+            self.stop(End("error", NOT_FINITE))
             return
         end = None
         if token in self.ends:

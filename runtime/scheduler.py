@@ -32,7 +32,7 @@ from ingot.runtime.forced import forced_chunks, forced_run
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
-from ingot.runtime.request import INVALID_TOKEN, End, Request, Status
+from ingot.runtime.request import INVALID_TOKEN, NOT_FINITE, End, Request, Status
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.sequence_pages import Pools, SequencePages
@@ -217,7 +217,7 @@ class Scheduler:
             chunk.request.in_flight -= chunk.rows
             if chunk.rows and chunk.request.end is None:
                 done.append((chunk.request, place))
-                self.finish(chunk.request, End("stop" if finite[place] else "error"))
+                self.finish(chunk.request, End("stop") if finite[place] else End("error", NOT_FINITE))
         return done
 
     def _retire_step(self, batch: StepBatch) -> None:

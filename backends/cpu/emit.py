@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ingot.backends.cpu.calls.quant import unsupported
+from ingot.backends.cpu.interface import KERNELS, MACRO, interface_digest
 from ingot.backends.cpu.workspace import costliest
 from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import compiler_path, compiler_version
@@ -25,7 +26,6 @@ from ingot.ir.program import named_values, target_name, tensor_type
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"
-KERNELS = Path(__file__).with_name("kernels")
 # The instruction sets of this machine, and the relaxations of IEEE that vector code needs: no traps, no errno. Not
 # -ffast-math: it would assume no NaN and no infinity, and reorder sums.
 FLAGS = (
@@ -76,7 +76,7 @@ class Cpu:
         return costliest(node.target, len(os.sched_getaffinity(0)))
 
     def sources(self) -> Sequence[Path]:
-        return (Path(__file__), *sorted(KERNELS.iterdir()))
+        return (Path(__file__), KERNELS.with_name("interface.py"), *sorted(KERNELS.iterdir()))
 
     def toolchain(self) -> dict[str, str]:
         return {"c++": compiler_version()}
@@ -88,7 +88,8 @@ class Cpu:
         messages, if the build fails.
         """
         sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
-        command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), *sources]
+        exported = f'-D{MACRO}="{interface_digest()}"'
+        command = [compiler_path(), *FLAGS, exported, "-o", str(directory / LIBRARY), *sources]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode:
             raise BackendError("the C++ compiler cannot build the kernels", where=built.stderr.strip()[-2000:])

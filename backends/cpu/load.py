@@ -23,7 +23,7 @@ def load_library(executable: Executable, directory: Path, context: LoadContext) 
 
     Functions of ops with states, such as a KV cache, update the state in place. They use torch's current number of
     threads. They do not check dtypes and strides, because the backend did so at compile time. Raises BackendError if
-    the library does not load.
+    the library does not load, and ArtifactError if another version of Ingot has built it with another interface.
     """
     path = directory / executable.files[0]
     try:

@@ -202,8 +202,22 @@ class LLM:
         only prompts with an equal salt share cached pages. With the scheduling policy "priority", a prompt with a lower
         `priority` number runs earlier and is preempted later. `use_tqdm` shows a progress bar; a callable such as
         `tqdm` makes it. `lora_request` is a LoRA adapter for all prompts, or one or None for each. Raises RequestError
-        if one prompt cannot be served, and AdapterError for an adapter that cannot be used; then none has run.
+        if one prompt cannot be served, and AdapterError for an adapter that cannot be used; then none has run. Raises
+        GenerationError if every request failed. If only some did, their outputs have the finish reason "error".
         """
+        from ingot.serve.failures import checked
+
+        return list(checked(self._complete(prompts, sampling_params, use_tqdm, priority, lora_request)))
+
+    def _complete(
+        self,
+        prompts: "PromptLike | Sequence[PromptLike]",
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: "UseTqdm" = False,
+        priority: Sequence[int] | None = None,
+        lora_request: "LoRARequests" = None,
+    ) -> "list[RequestOutput]":
+        """Do the work of `generate`, but do not raise if every request failed."""
         from ingot.serve.progress import progress
 
         requests = self._requests(prompts, sampling_params, priority, lora_request, stream=False)
@@ -230,11 +244,11 @@ class LLM:
 
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. At most `concurrency_limit` of
         them are searched at once (default: all). `use_tqdm` shows a progress bar of prompts. Raises RequestError before
-        anything runs if one of them cannot be served.
+        anything runs if one of them cannot be served, and GenerationError if every search failed.
         """
         from ingot.serve.search_beams import search_beams
 
-        return search_beams(self._loaded, self._engine, self.generate, prompts, params, use_tqdm, concurrency_limit)
+        return search_beams(self._loaded, self._engine, self._complete, prompts, params, use_tqdm, concurrency_limit)
 
     def stream(
         self,
@@ -250,9 +264,11 @@ class LLM:
         outputs of different requests alternate. With the scheduling policy "priority", a prompt with a lower `priority`
         number runs earlier. `lora_request` is a LoRA adapter for all prompts, or one or None for each. Closing the
         iterator aborts the unfinished requests. Raises RequestError if a prompt cannot be served, and AdapterError for
-        an adapter that cannot be used.
+        an adapter that cannot be used. At its end, the iterator raises GenerationError if every request failed.
         """
-        return self._queued(self._requests(prompts, sampling_params, priority, lora_request, stream=True))
+        from ingot.serve.failures import checked
+
+        return checked(self._queued(self._requests(prompts, sampling_params, priority, lora_request, stream=True)))
 
     def embed(
         self,
@@ -266,8 +282,9 @@ class LLM:
         A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. `pooling_params` are one for all
         prompts or one each. With the scheduling policy "priority", a prompt with a lower `priority` number runs
         earlier. Raises RequestError if the model generates tokens, or if one prompt cannot be served; then none has
-        run.
+        run. Raises GenerationError if every request failed.
         """
+        from ingot.serve.failures import checked
         from ingot.serve.set_up import make_pooling_requests
 
         if not self._pools:
@@ -277,7 +294,9 @@ class LLM:
                 expected="an artifact whose entry 'main' has the ending 'pool'",
                 hint="call generate, stream or chat for tokens",
             )
-        outputs = self._queued(make_pooling_requests(prompts, pooling_params, ids=self._ids, priority=priority))
+        outputs = checked(
+            self._queued(make_pooling_requests(prompts, pooling_params, ids=self._ids, priority=priority))
+        )
         return sorted(outputs, key=lambda one: int(one.request_id))
 
     def chat(

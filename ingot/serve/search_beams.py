@@ -10,6 +10,7 @@ from ingot.runtime.loader import Loaded
 from ingot.runtime.param_checks import integer, optional
 from ingot.runtime.pooling_engine import PoolingEngine
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
+from ingot.serve.failures import failure, raise_if_all_failed
 from ingot.serve.progress import UseTqdm, progress
 
 _LIMIT = optional(integer(1, expected="None or an integer >= 1"))
@@ -25,7 +26,7 @@ def search_beams(
     concurrency_limit: int | None,
 ) -> list[BeamSearchOutput]:
     """Return the results of `LLM.beam_search`, which describes the arguments after `run`. Raises RequestError for bad
-    ones.
+    ones, and GenerationError if every search failed.
 
     `run` serves prompts with sampling parameters by `engine`, the engine of the model `loaded`.
     """
@@ -55,4 +56,6 @@ def search_beams(
             bar.update(len(part))
     finally:
         bar.close()
-    return [search.result(loaded.tokenizer) for search in searches]
+    results = [search.result(loaded.tokenizer) for search in searches]
+    raise_if_all_failed([failure(result.sequences) for result in results])
+    return results

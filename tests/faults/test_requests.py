@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from tiny_checkpoint import MAX_SEQ_LEN
 
-from ingot import LLM, RequestOutput, SamplingParams, compile_model
-from ingot.ir.errors import ArtifactError, BackendError, InternalError, RequestError
+from ingot import LLM, BeamSearchParams, RequestOutput, SamplingParams, compile_model
+from ingot.ir.errors import ArtifactError, BackendError, GenerationError, InternalError, RequestError
+from ingot.runtime.request import NOT_FINITE
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")
 
@@ -309,7 +310,8 @@ def test_rows_that_are_not_finite_end_as_errors_and_the_others_go_on(
     for _ in range(4):  # the pages of the bad ones are used again by the good ones
         mixed = [prompt for pair in zip(bad, good, strict=True) for prompt in pair]
         outputs = llm.generate(mixed, params)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"] * 3
+        ends = [(output.outputs[0].finish_reason, output.outputs[0].stop_reason) for output in outputs]
+        assert ends == [("error", NOT_FINITE), ("length", None)] * 3
         assert [output.outputs[0].token_ids for output in outputs] == [
             ids for pair in zip([[]] * 3, expected, strict=True) for ids in pair
         ]
@@ -317,9 +319,7 @@ def test_rows_that_are_not_finite_end_as_errors_and_the_others_go_on(
     assert tokens(llm.generate(good, params)) == expected
 
 
-def test_a_model_that_is_all_nan_ends_every_request_and_stays_up(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_model_that_is_all_nan_is_an_error_and_stays_up(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     source = checkpoint("llama-plain")
     tensors = load_file(source / "model.safetensors")
     tensors["model.norm.weight"][:] = math.nan
@@ -328,11 +328,20 @@ def test_a_model_that_is_all_nan_ends_every_request_and_stays_up(
     compile_model(tmp_path, tmp_path / "a.ingot", backend="reference", max_batch=8, max_tokens=64)
     llm = LLM(tmp_path / "a.ingot")
     for params in (GREEDY, SamplingParams(n=3, max_tokens=4)):
-        for output in llm.generate(PROMPTS, params):
-            assert output.finished
-            assert {one.finish_reason for one in output.outputs} == {"error"}
+        with pytest.raises(GenerationError, match=f"all {len(PROMPTS)} requests failed: {NOT_FINITE}"):
+            llm.generate(PROMPTS, params)
+        assert_idle(llm)
+        streamed: list[RequestOutput] = []
+        with pytest.raises(GenerationError, match="requests failed"):
+            streamed += (output for output in llm.stream(PROMPTS, params))
+        last = {output.request_id: output for output in streamed}
+        assert len(last) == len(PROMPTS) and all(output.finished for output in last.values())
+        for output in last.values():
+            assert {(one.finish_reason, one.stop_reason) for one in output.outputs} == {("error", NOT_FINITE)}
             assert all(one.token_ids == [] for one in output.outputs)
         assert_idle(llm)
+    with pytest.raises(GenerationError, match="the request failed"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=2, max_tokens=4))
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"\xff", b'{"temperature": -1}', b'{"top_k": "x"}'])

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from ingot.backends.cpu.interface import built_digest, interface_digest
+from ingot.ir.errors import ArtifactError
+
 SUFFIXES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 FLOAT8 = torch.float8_e4m3fn
 POINTER, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
@@ -17,11 +20,21 @@ class Kernels:
     """The C++ functions of a kernel library. `path` is the shared object.
 
     Each method takes the name of a function and the ctypes types of its arguments. The constructor raises OSError if
-    the library does not load. The methods raise AttributeError if the library lacks the function.
+    the library does not load, and ArtifactError if its functions have other arguments than their callers here. The
+    methods raise AttributeError if the library lacks the function.
     """
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
+        expected, found = interface_digest(), built_digest(self._library)
+        if found != expected:
+            raise ArtifactError(
+                "the library of C++ kernels was built by another version of Ingot, with "
+                + (f"the interface {found[:12]}" if found else "an interface that it does not name"),
+                where=path,
+                expected=f"the interface {expected[:12]}",
+                hint="compile the model again with this version",
+            )
 
     def one(self, name: str, *types: Any) -> Function:
         """Return the C++ function `name` as a ctypes function. `types` are the ctypes types of its arguments."""

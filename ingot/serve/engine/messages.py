@@ -172,7 +172,7 @@ class Vector(Message):
 
     values          its elements as float32, little-endian; empty if `finish_reason` is "error"
     finish_reason   "stop", or "error" if numbers were not finite or the device had no memory
-    stop_reason     the text of a memory error, or None
+    stop_reason     the text of an error, or None
     num_cached      tokens of the prompt that were found in the prefix cache
     """
 

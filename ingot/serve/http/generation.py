@@ -137,9 +137,8 @@ class Generation:
         times = self._times[index]
         for delta in deltas:
             if delta.finish_reason == "error":
-                text = delta.stop_reason or "the model returned numbers that are not finite"
-                status = 400 if str(text).startswith(FAILED) else 500
-                raise HttpError(status, f"the request failed: {text}", code="generation_failed")
+                status = 400 if str(delta.stop_reason).startswith(FAILED) else 500
+                raise HttpError(status, f"the request failed: {delta.stop_reason}", code="generation_failed")
             self.num_tokens += len(delta.token_ids)
             if delta.index == 0 and delta.num_cached is not None:
                 self.num_cached += delta.num_cached - times.num_cached

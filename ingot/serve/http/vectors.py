@@ -112,8 +112,7 @@ async def _finite(answer: VectorAnswer) -> Vector:
     if vector is None:
         raise HttpError(400, "the client left while it waited for the answer")
     if vector.finish_reason == "error":
-        text = vector.stop_reason or "the model returned numbers that are not finite"
-        raise HttpError(500, f"the request failed: {text}", code="generation_failed")
+        raise HttpError(500, f"the request failed: {vector.stop_reason}", code="generation_failed")
     return vector
 
 
