@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from random_checkpoint import SHAPES, config_of, write_checkpoint
@@ -23,12 +24,12 @@ from results import Figure, print_figures, write_result
 from ingot import LLM, SamplingParams, compile_model
 
 _PROMPT_TOKENS = 32
-# The passes of each model. The second quantize meets what the first one left: the head.
-_HEAD = "quantize{format=int8,lm_head=true}"
-MODELS = {
-    "bf16": "default",
-    "int8": f"default,{_HEAD}",
-    "int4": f"default,quantize{{format=int4_g128}},{_HEAD}",
+# The options with which each model is compiled.
+_HEAD: dict[str, Any] = {"quantize_head": True, "quantize_overrides": {"lm_head": "int8"}}
+MODELS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "int8": {"quantize": "int8", "quantize_head": True},
+    "int4": {"quantize": "int4_g128", **_HEAD},
 }
 
 
@@ -49,14 +50,15 @@ def main() -> None:
         if options.shape:
             changes = {"num_hidden_layers": options.layers} if options.layers else {}
             checkpoint = write_checkpoint(folder / "checkpoint", config_of(options.shape, **changes))
-        for model, passes in MODELS.items():
+        for model, quantized in MODELS.items():
             limits = {"max_batch": 16, "max_tokens": 512, "max_seq_len": 512}
-            compile_model(checkpoint, folder / f"{model}.ingot", passes=passes, **limits)
+            compile_model(checkpoint, folder / f"{model}.ingot", **quantized, **limits)
         llms = {model: LLM(folder / f"{model}.ingot") for model in MODELS}
         for batch in map(int, options.batches.split(",")):
             figures |= measure(llms, batch, options.tokens, options.tries)
     print_figures(figures)
     settings = {**vars(options), "checkpoint": options.shape or checkpoint.name}
+    del settings["shape"]  # it is the checkpoint
     result = "decode_quantized_cpu" + (f"_{options.shape}" if options.shape else "")
     print(write_result(result, settings, figures, packages=("torch",)))
 

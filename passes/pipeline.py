@@ -114,11 +114,12 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
     The first item is `default`. `-name` removes a pass. `name{option=value, …}` sets options of a pass, and adds the
     pass if it does not run by default. Such passes are `quantize` and passes of other packages. Raises OptionError for
-    unknown names or options, and for values of the wrong type.
+    unknown names or options, for values of the wrong type, and for a pass with two sets of options.
     """
     items = _split(text)
     if not items or items[0] != "default":
         raise OptionError(f"'{text}'", where="--passes", expected="default,-name,name{option=value}")
+    configured: set[str] = set()
     for item in items[1:]:
         if item.startswith("-"):
             name = item[1:]
@@ -131,7 +132,14 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
                 replace(phase, passes=tuple(one for one in phase.passes if one.name != name)) for phase in pipeline
             )
         else:
-            name, _, options = item.partition("{")
+            name, brace, options = item.partition("{")
+            if brace and name in configured:
+                raise OptionError(
+                    f"pass '{name}' has options twice",
+                    where="--passes",
+                    expected="one item with all its options, since a pass runs once",
+                )
+            configured |= {name} if brace else set()
             pipeline = _with_requested(name, pipeline)
             changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
             pipeline = tuple(
