@@ -203,9 +203,10 @@ struct Product {
   static constexpr int64_t ROWS = 4, BLOCK = 2048 / CHUNK;
   static constexpr int64_t TOKENS = 64;
   // For more tokens, rows with one scale are decoded in the L1 cache. Measured on one shared core, with five shapes of up
-  // to [2048, 2048]: 16 tokens take 0.88 to 0.91 of the time in registers, 8 tokens 0.96 to 1.01, 5 and 6 tokens 1.02 to
-  // 1.13. Rows with groups have a multiplication for each of them, and stay in registers for any number.
-  static constexpr int64_t FEW = 8;
+  // to [2048, 2048]: 16 tokens take 0.80 to 0.87 of the time in registers, 8 tokens 0.90 to 1.01, 5 tokens with K = 256
+  // 0.88, 6 tokens with K = 2048 1.07. Rows with groups have a multiplication for each of them, and stay in registers for
+  // any number.
+  static constexpr int64_t FEW = 7;
   // From this number of tokens on, rows with groups are taken in pairs, so that a lookup serves eight tokens in place of
   // four. With K = 256, 16 tokens take 0.84 of the time; with K = 2048 the time is the same.
   static constexpr int64_t EIGHT = 8;
@@ -316,12 +317,13 @@ struct Product {
     __m512bh parts[BLOCK][ROWS][PARTS];
   };
 
+  // Adds the products of a block to `sums`; with `first`, writes them there.
   template <int COLS>
-  static void add_block(Vec (*sums)[ROWS], const Decoded &decoded, const BFloat16 *x, int64_t x_stride,
+  static void add_block(Vec (*sums)[ROWS], bool first, const Decoded &decoded, const BFloat16 *x, int64_t x_stride,
                         int64_t chunks) {
     __m512 totals[COLS][ROWS];
     UNROLL for (int c = 0; c < COLS; ++c)
-      UNROLL for (int r = 0; r < ROWS; ++r) totals[c][r] = (__m512)sums[c][r];
+      UNROLL for (int r = 0; r < ROWS; ++r) totals[c][r] = first ? __m512{} : (__m512)sums[c][r];
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
       UNROLL for (int p = 0; p < PARTS; ++p)
         UNROLL for (int c = 0; c < COLS; ++c) {
@@ -339,7 +341,6 @@ struct Product {
     const RowScales scales(w, row, ROWS, Codes::SHIFT, shifted());
     Decoded decoded;
     Vec sums[TOKENS][ROWS];
-    std::memset(sums, 0, tokens * sizeof sums[0]);
     const int64_t chunks = (w.k + CHUNK - 1) / CHUNK, x_stride = chunks * CHUNK;
     for (int64_t begin = 0; begin < chunks; begin += BLOCK) {
       const int64_t some = begin + BLOCK < chunks ? BLOCK : chunks - begin;
@@ -351,8 +352,8 @@ struct Product {
         }
       const BFloat16 *x = columns.token(0) + begin * CHUNK;
       int64_t t = 0;
-      for (; t + 4 <= tokens; t += 4) add_block<4>(sums + t, decoded, x + t * x_stride, x_stride, some);
-      for (; t < tokens; ++t) add_block<1>(sums + t, decoded, x + t * x_stride, x_stride, some);
+      for (; t + 4 <= tokens; t += 4) add_block<4>(sums + t, begin == 0, decoded, x + t * x_stride, x_stride, some);
+      for (; t < tokens; ++t) add_block<1>(sums + t, begin == 0, decoded, x + t * x_stride, x_stride, some);
     }
     for (int64_t t = 0; t < tokens; ++t) {
       const Vec totals = sums_of<ROWS>(sums[t]);
