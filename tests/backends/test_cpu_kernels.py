@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ingot.backends.cpu.calls.kernels import SUFFIXES
+from ingot.backends.cpu.calls.quant import unsupported
 from ingot.backends.cpu.emit import Cpu
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import No, Yes
@@ -304,6 +305,7 @@ def test_what_has_no_kernel_is_refused_with_the_reason() -> None:
     }
     for reason, answer in refusals.items():
         assert isinstance(answer, No) and reason in answer.reason, (reason, answer)
+    assert unsupported(find_format("i8/1x*:f32/rotated_in=16")) == "no kernel rotates the input or the result"
 
 
 def test_for_many_tokens_regions_rank_before_it() -> None:

@@ -27,6 +27,8 @@ def unsupported(format: Format) -> str | None:
         return f"no kernel for elements {format.element} in the order '{format.packing}'"
     if format.activations is not None:
         return "no kernel rounds activations"
+    if format.rotated:
+        return "no kernel rotates the input or the result"
     if level is None or level.offsets or level.dtype not in SCALES or format.ordered:
         return f"no kernel for the scales, offsets or order of the format '{format.name}'"
     if level.rows > 1:
