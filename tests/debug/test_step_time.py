@@ -122,7 +122,8 @@ def test_every_kernel_of_the_triton_backend_has_constants() -> None:
                 launched.add(imported.get(name, name))
     assert {"linear_tile", "norm", "draw"} < launched
     # These are predicted with the constants of an average kernel: they were not measured yet.
-    assert {name for name in launched if not name.startswith("lora_")} <= set(H200_TIMES.kernels)
+    unmeasured = {"prepare_rows", "quant_tile", *(name for name in launched if name.startswith("lora_"))}
+    assert launched - unmeasured <= set(H200_TIMES.kernels)
 
 
 def test_a_step_waits_for_the_slower_of_host_and_device() -> None:
