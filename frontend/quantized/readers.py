@@ -43,6 +43,18 @@ READERS: Mapping[str, Reader] = {
 }
 
 
+def quant_method(config: Mapping[str, Any]) -> str | None:
+    """Return the method that quantized a checkpoint's weights, by its config.json; None if they are not quantized.
+
+    It is "" if the description has no `quant_method`.
+    """
+    described = next((config[name] for name in FIELDS if config.get(name) is not None), None)
+    if described is None:
+        return None
+    method = described.get("quant_method") if isinstance(described, dict) else None
+    return method if isinstance(method, str) else ""
+
+
 def find_reader(
     config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS
 ) -> Callable[[Stored], Logical] | None:
@@ -55,11 +67,10 @@ def find_reader(
     field = next((name for name in FIELDS if config.get(name) is not None), None)
     if field is None:
         return None
-    described, place = config[field], f"{where}, field '{field}'"
-    method = described.get("quant_method") if isinstance(described, dict) else None
-    if isinstance(method, str) and method in readers:
-        return readers[method](Fields(described, place))
-    found = f"is quantized by '{method}'" if isinstance(method, str) else f"has a {field} without a quant_method"
+    place, method = f"{where}, field '{field}'", quant_method(config)
+    if method is not None and method in readers:
+        return readers[method](Fields(config[field], place))
+    found = f"is quantized by '{method}'" if method else f"has a {field} without a quant_method"
     raise ConfigError(
         f"the checkpoint {found}, which cannot be read",
         where=place,

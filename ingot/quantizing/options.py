@@ -78,7 +78,11 @@ class QuantizeOptions:
                 )
         if calibrate is None and (method not in ("auto", "rtn") or scheme == AUTO):
             what = "quantize 'auto'" if scheme == AUTO else f"quantize_method '{method}'"
-            raise OptionError(f"{what} without a calibration text", expected="calibrate: a file with text, or builtin")
+            raise OptionError(
+                f"{what} without a calibration text",
+                expected="calibrate: a file with text, or builtin",
+                hint="calibrate with compile-model, and serve the artifact",
+            )
         _check_max_kl(scheme, max_kl)
         return QuantizeOptions(
             scheme,

@@ -38,9 +38,10 @@ _LONG_TEXT = 4_000
 class AsyncLLM:
     """A language model that generates tokens, or embeds prompts, for concurrent callers of one event loop.
 
-    `model` and `revision` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is a Jinja file
-    that replaces the model's chat template. `generation_config` says where the sampling parameters of requests without
-    any come from: "auto" is the model, "none" no file, else it is a folder with a generation_config.json.
+    `model`, `revision` and `quantize` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is
+    a Jinja file that replaces the model's chat template. `generation_config` says where the sampling parameters of
+    requests without any come from: "auto" is the model, "none" no file, else it is a folder with a
+    generation_config.json.
     `limits` bounds the queue and the restarts of the engine. `replicas` is the number of engine processes, each with a
     GPU of its own, or with a share of the cores; requests with a common prefix go to the same one. `lora_modules` maps
     names to the folders of LoRA adapters. `options` are the other arguments of `LLM`.
@@ -58,6 +59,7 @@ class AsyncLLM:
         model: str | Path,
         *,
         revision: str | None = None,
+        quantize: str | None = None,
         chat_template: Path | None = None,
         generation_config: str = OF_MODEL,
         limits: EngineLimits | None = None,
@@ -70,6 +72,8 @@ class AsyncLLM:
         compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
         if revision is not None:
             compile_options["revision"] = revision
+        if quantize is not None:
+            compile_options["quantize"] = quantize
         if options.get("enable_lora") and not is_artifact(model):
             compile_options.setdefault("max_loras", 1)  # vLLM's default
         self.model = ServedModel.open(find_artifact(model, compile_options), chat_template, generation_config)

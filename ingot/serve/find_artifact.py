@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, InternalError, OptionError
 
 
-def find_artifact(model: str | Path, compile_options: Mapping[str, Any]) -> Path:
+def find_artifact(
+    model: str | Path, compile_options: Mapping[str, Any], quantized_by: Sequence[str] | None = None
+) -> Path:
     """Return the path of the artifact of `model`: itself, or what a checkpoint folder or hub repository compiles to.
 
-    A checkpoint is compiled with `compile_options` if the compile cache has no artifact of it. Raises IngotError if
-    there is no such model, if it cannot be compiled, or if an artifact is given with compile options.
+    A checkpoint is compiled with `compile_options` if the compile cache has no artifact of it. With `quantized_by`, a
+    checkpoint that one of these methods quantized keeps its weights: the option `quantize` is for checkpoints of floats
+    only. Raises IngotError if there is no such model, if it cannot be compiled, if another method quantized it, or if
+    an artifact is given with compile options.
     """
     path = Path(model)
     if not (path / MANIFEST).is_file() and ((path / "config.json").is_file() or hub_name(model) is not None):
-        return _compile_cached(model, compile_options)
+        return _compile_cached(model, compile_options, quantized_by)
     if not is_there(path):
         raise ArtifactError(
             f"{str(model)[:200]} is not there",
@@ -31,7 +35,9 @@ def find_artifact(model: str | Path, compile_options: Mapping[str, Any]) -> Path
     if compile_options:
         raise OptionError(
             f"an artifact takes no option '{next(iter(compile_options))}'",
+            where=str(model),
             expected="options of compiling with a checkpoint only",
+            hint=_compile_hint(compile_options),
         )
     return path
 
@@ -41,15 +47,26 @@ def is_artifact(model: str | Path) -> bool:
     return (Path(model) / MANIFEST).is_file()
 
 
-def _compile_cached(checkpoint: str | Path, options: Mapping[str, Any]) -> Path:
+def _compile_hint(options: Mapping[str, Any]) -> str:
+    """Return a hint how to make an artifact with options of compiling."""
+    scheme = options.get("quantize")
+    given = f" --quantize {scheme}" if isinstance(scheme, str) else ""
+    return f"compile the checkpoint with it: compile-model CHECKPOINT -o NAME.ingot{given}"
+
+
+def _compile_cached(
+    checkpoint: str | Path, options: Mapping[str, Any], quantized_by: Sequence[str] | None = None
+) -> Path:
     """Return the path of the cached artifact of a checkpoint. A child process looks it up, and compiles it if needed.
 
-    `options` are keyword arguments of `compile_model`. The child does the look-up too, because the compile cache's key
-    (`request_key`) needs tracing. Raises the child's IngotError.
+    `options` are keyword arguments of `compile_model`, and `quantized_by` is as in `find_artifact`. The child does the
+    look-up too, because the compile cache's key (`request_key`) needs tracing. Raises the child's IngotError.
     """
     # The child takes a string that is no folder for a hub name; a Path is never a hub name.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
     command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
+    if quantized_by is not None:
+        command.append(json.dumps(list(quantized_by)))
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     answer = child.stdout.strip().rpartition("\n")[2]
     try:

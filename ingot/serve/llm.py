@@ -46,6 +46,8 @@ class LLM:
                              hub: "org/name" or "org/name@REVISION". A checkpoint is compiled once, in a child process.
                              Later starts use the cached artifact
     revision                 the revision of a hub repository; default: main
+    quantize                 the format in which the weights of a checkpoint are stored, such as "fp8"; default: as they
+                             are
     memory                   the most bytes that serving may use, with weights and activations; default: all memory of
                              the machine, or nine tenths of a GPU's. The KV cache takes what is left, up to the compiled
                              limits
@@ -79,6 +81,7 @@ class LLM:
         model: str | Path,
         *,
         revision: str | None = None,
+        quantize: str | None = None,
         memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
@@ -98,6 +101,8 @@ class LLM:
         before = process_age()
         if revision is not None:
             compile_options["revision"] = revision
+        if quantize is not None:
+            compile_options["quantize"] = quantize
         if enable_lora and not is_artifact(model):
             compile_options.setdefault("max_loras", 1)  # vLLM's default
         path = find_artifact(model, compile_options)

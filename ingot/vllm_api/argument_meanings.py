@@ -16,7 +16,10 @@ MEANINGS: Mapping[str, tuple[object, str]] = {
     "tokenizer_revision": (None, "must be the revision of the model"),
     "dtype": ("auto", "the dtype to compile a checkpoint in; auto: the checkpoint's, also if that is float32"),
     "kv_cache_dtype": ("auto", "the dtype of the KV cache to compile a checkpoint with"),
-    "quantization": (None, "only None: the format of quantized weights is read from the checkpoint"),
+    "quantization": (
+        None,
+        "the format to round a checkpoint of floats to, or the method that quantized the checkpoint",
+    ),
     "max_model_len": (None, "the most tokens of a sequence; a checkpoint is compiled for them"),
     "max_num_seqs": (None, "the most sequences in a step; at most as compiled"),
     "max_num_batched_tokens": (None, "the most tokens in a step; at most as compiled"),

@@ -19,6 +19,7 @@ from ingot.vllm_api.argument_meanings import (
     defaults,
     meanings,
 )
+from ingot.vllm_api.quantization import read_quantization
 
 _DEFAULTS = defaults()
 _EMPTY: tuple[object, ...] = (None, "", {}, [], set(), ())
@@ -99,6 +100,8 @@ class EngineArgs(_Fields):  # type: ignore[misc]
             value = getattr(self, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise self._refused(name, expected)
+        if self.quantization is not None:
+            read_quantization(self.quantization)
         for reason, arguments in NO_EFFECT.items():
             for name, default in arguments.items():
                 if not _equal(getattr(self, name), default):
@@ -131,7 +134,6 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "override_generation_config": ((dict, _NONE), "a dict or None"),
 }
 _ONLY: dict[str, tuple[object, ...]] = {
-    "quantization": (None,),
     "runner": ("auto", "generate", "pooling"),
     "convert": ("auto", "none"),
     "generation_config": ("auto", "vllm"),

@@ -11,6 +11,7 @@ from ingot.serve.find_artifact import find_artifact
 from ingot.serve.llm import LLM
 from ingot.vllm_api.argument_meanings import MEANINGS
 from ingot.vllm_api.engine_args import EngineArgs
+from ingot.vllm_api.quantization import Quantization, read_quantization
 
 # vLLM's names of dtypes, and the names in a manifest and of the option `dtype` of a compile.
 _DTYPES = {"half": "float16", "float": "float32", "torch.float16": "float16", "torch.bfloat16": "bfloat16"} | {
@@ -29,7 +30,17 @@ def open_model(args: EngineArgs) -> LLM:
     if args.tokenizer_revision not in (None, args.revision):
         raise _refused("tokenizer_revision", args.tokenizer_revision, str(args.revision))
     compiled = (Path(args.model) / MANIFEST).is_file()
-    path = find_artifact(args.model, {} if compiled else _compile_options(args))
+    quantization = None if args.quantization is None else read_quantization(args.quantization)
+    if compiled and quantization is not None:
+        made = f" --quantize {quantization.format}" if quantization.format else ""
+        raise OptionError(
+            f"quantization = {args.quantization!r} with an artifact, whose weights are stored already",
+            where="EngineArgs.quantization",
+            expected="None with an artifact",
+            hint=f"compile the checkpoint with it: compile-model CHECKPOINT -o NAME.ingot{made}",
+        )
+    options = {} if compiled else _compile_options(args, quantization)
+    path = find_artifact(args.model, options, quantization.methods if quantization else None)
     limits = _manifest(path)
     if compiled:
         dtype, own = _dtype(args), _IN_MANIFEST.get(str(limits["dtype"]))
@@ -59,13 +70,15 @@ def open_model(args: EngineArgs) -> LLM:
     )
 
 
-def _compile_options(args: EngineArgs) -> dict[str, Any]:
+def _compile_options(args: EngineArgs, quantization: Quantization | None) -> dict[str, Any]:
     """Return the options that a checkpoint is compiled with. They are arguments of `compile_model`."""
     options: dict[str, Any] = {}
     if args.revision is not None:
         options["revision"] = args.revision
     if _dtype(args) != "auto":
         options["dtype"] = _dtype(args)
+    if quantization is not None and quantization.format is not None:
+        options["quantize"] = quantization.format
     if args.kv_cache_dtype != "auto":
         options["kv_cache_dtype"] = args.kv_cache_dtype
     if _length(args) is not None:

@@ -52,6 +52,12 @@ def test_wrong_options(changes: dict[str, Any], message: str) -> None:
         read(**changes)
 
 
+def test_a_server_has_no_calibration() -> None:
+    """`ingot serve` has no option for a text, so the error names the command that has one."""
+    with pytest.raises(OptionError, match="calibrate with compile-model, and serve the artifact"):
+        read("auto", max_kl=0.1)
+
+
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "much"])
 def test_a_bound_is_a_positive_number(value: object) -> None:
     with pytest.raises(OptionError, match="max_kl is"):

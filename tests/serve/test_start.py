@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("serve")
 def test_the_engine_takes_all_options_of_llm() -> None:
     parameters = inspect.signature(LLM.__init__).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert named - {"revision"} == ENGINE_OPTIONS
+    assert named - {"revision", "quantize"} == ENGINE_OPTIONS
 
 
 def test_the_server_process_imports_no_torch() -> None:

@@ -78,7 +78,10 @@ def test_a_group_of_a_parser_takes_options_too() -> None:
         ("enable_lora", 1, "True or False"),
         ("speculative_config", {"method": "ngram"}, "draft"),
         ("hf_overrides", {"rope_theta": 1}, "compiled as it is"),
-        ("quantization", "fp8", "read from the checkpoint"),
+        ("quantization", "lut_b_moe", "experts alone"),
+        ("quantization", "online", "quantization_config"),
+        ("quantization", "hqq", "compile-model --quantize"),
+        ("quantization", 8, "compile-model --quantize"),
         ("load_format", "dummy", "safetensors"),
         ("cpu_offload_gb", 4, "device's memory"),
         ("mamba_block_size", 8, "does not have"),
@@ -127,10 +130,10 @@ def test_what_a_checkpoint_is_compiled_with(
     checkpoint: Path, chat_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Permission to run code of the checkpoint, which scripts give, reaches no compile and no engine."""
-    seen: list[tuple[Any, dict[str, Any]]] = []
+    seen: list[tuple[Any, dict[str, Any], Any]] = []
 
-    def found(model: Any, options: dict[str, Any]) -> Path:
-        seen.append((model, options))
+    def found(model: Any, options: dict[str, Any], quantized_by: Any) -> Path:
+        seen.append((model, options, quantized_by))
         return chat_artifact
 
     monkeypatch.setattr("ingot.vllm_api.open_model.find_artifact", found)
@@ -142,9 +145,14 @@ def test_what_a_checkpoint_is_compiled_with(
         "tokenizer_revision": "v1",
     }
     llm = open_model(EngineArgs(model=str(checkpoint), trust_remote_code=True, **given))
-    open_model(EngineArgs(model=checkpoint, max_model_len=-1))
+    open_model(EngineArgs(model=checkpoint, max_model_len=-1, quantization="ptpc_fp8"))
+    open_model(EngineArgs(model=checkpoint, quantization="gptq_marlin"))
     wanted = {"dtype": "float16", "max_seq_len": 64, "kv_cache_dtype": "fp8", "revision": "v1"}
-    assert seen == [(str(checkpoint), wanted), (checkpoint, {})]
+    assert seen == [
+        (str(checkpoint), wanted, None),
+        (checkpoint, {"quantize": "fp8_per_channel_per_token"}, ()),
+        (checkpoint, {}, ("gptq",)),
+    ]
     assert llm.llm_engine._scheduler.config.max_seq_len == 64
 
 
@@ -155,6 +163,8 @@ def test_what_a_checkpoint_is_compiled_with(
         ({"revision": "main", "tokenizer_revision": "v2"}, "tokenizer_revision = 'v2'"),
         ({"dtype": "bfloat16"}, "dtype = 'bfloat16'"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8'"),
+        ({"quantization": "fp8_per_block"}, "--quantize fp8_block128"),
+        ({"quantization": "awq"}, "compile-model CHECKPOINT -o NAME.ingot$"),
         ({"block_size": 32}, "block_size = 32"),
         ({"max_logprobs": 50}, "max_logprobs = 50"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization = 1.5"),

@@ -35,6 +35,7 @@ def run_model(
     stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     ignore_eos: Flag = False,
     seed: int | None = None,
+    quantize: str | None = None,
     timings: Flag = False,
     json: Flag = False,
 ) -> None:
@@ -68,6 +69,8 @@ def run_model(
         Continue past the model's own end tokens.
     seed
         Makes sampling repeatable.
+    quantize
+        Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
     timings
         Also print the seconds of each phase of the start. Some phases overlap.
     json
@@ -92,7 +95,7 @@ def run_model(
     begin = time.perf_counter()
     from ingot.serve.llm import LLM
 
-    llm = LLM(artifact)
+    llm = LLM(artifact, quantize=quantize)
     load_s = time.perf_counter() - begin
     if conversation is not None:
         (asked,) = llm.preprocess_chat(conversation)

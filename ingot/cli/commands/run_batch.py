@@ -20,6 +20,7 @@ def run_batch_file(
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
     strict: Flag = False,
+    quantize: str | None = None,
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_num_seqs: int | None = None,
@@ -51,6 +52,8 @@ def run_batch_file(
         The format of the model's reasoning, likewise.
     strict
         Refuse requests with unknown fields, instead of logging a warning.
+    quantize
+        Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -83,6 +86,7 @@ def run_batch_file(
         model,
         chat_template=chat_template,
         limits=BATCH_LIMITS,
+        quantize=quantize,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_num_seqs=max_num_seqs,

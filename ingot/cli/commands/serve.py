@@ -55,6 +55,7 @@ def serve_model(
     replicas: int = 1,
     max_queue: int = 4096,
     max_stored_responses: int = 1000,
+    quantize: str | None = None,
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_model_len: int | None = None,
@@ -148,6 +149,8 @@ def serve_model(
         Sequences that may wait; further requests get the status 429.
     max_stored_responses
         Responses that /v1/responses stores in memory for each API key; the least recently used are dropped.
+    quantize
+        Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -240,6 +243,7 @@ def serve_model(
         generation_config=generation_config,
         limits=EngineLimits(max_waiting=max_queue),
         replicas=replicas,
+        quantize=quantize,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_model_len=max_model_len,
