@@ -12,11 +12,14 @@ from ingot.hub.name import hub_name, is_there
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, InternalError, OptionError
 
+_GGUF = ".gguf"
+
 
 def find_artifact(
     model: str | Path, compile_options: Mapping[str, Any], quantized_by: Sequence[str] | None = None
 ) -> Path:
-    """Return the path of the artifact of `model`: itself, or what a checkpoint folder or hub repository compiles to.
+    """Return the path of the artifact of `model`: itself, or what a checkpoint folder, a GGUF file or a hub repository
+    compiles to.
 
     A checkpoint is compiled with `compile_options` if the compile cache has no artifact of it. With `quantized_by`, a
     checkpoint that one of these methods quantized keeps its weights: the option `quantize` is for checkpoints of floats
@@ -24,12 +27,12 @@ def find_artifact(
     an artifact is given with compile options.
     """
     path = Path(model)
-    if not (path / MANIFEST).is_file() and ((path / "config.json").is_file() or hub_name(model) is not None):
+    if not is_artifact(path) and (_is_checkpoint(path) or hub_name(model) is not None):
         return _compile_cached(model, compile_options, quantized_by)
     if not is_there(path):
         raise ArtifactError(
             f"{str(model)[:200]} is not there",
-            expected="an artifact (NAME.ingot), a checkpoint folder, or a repository on the hub, as in org/name",
+            expected="an artifact (NAME.ingot), a checkpoint folder, a GGUF file, or a hub repository, as in org/name",
             hint="check the path; `compile-model CHECKPOINT -o NAME.ingot` makes an artifact",
         )
     if compile_options:
@@ -45,6 +48,13 @@ def find_artifact(
 def is_artifact(model: str | Path) -> bool:
     """Return whether `model` is an artifact, and no checkpoint to compile."""
     return (Path(model) / MANIFEST).is_file()
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether `path` is a folder with a config.json, a GGUF file, or a folder with GGUF files."""
+    if path.suffix == _GGUF and path.is_file():
+        return True
+    return (path / "config.json").is_file() or (path.is_dir() and any(path.glob(f"*{_GGUF}")))
 
 
 def _compile_hint(options: Mapping[str, Any]) -> str:

@@ -51,6 +51,21 @@ def test_the_child_process_compiles_the_format(
     assert len(LLM(found.folder).generate({"prompt_token_ids": [5, 9, 2]})[0].outputs[0].token_ids) > 0
 
 
+def test_gguf_files_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, and a folder with one; the child process reads them."""
+    seen: list[str] = []
+
+    def child(command: list[str], **_: Any) -> SimpleNamespace:
+        seen.append(command[3])
+        return SimpleNamespace(stdout='{"path": "found.ingot"}', returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", child)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for given in (tmp_path / "model.gguf", tmp_path):
+        assert find_artifact(given, {}) == Path("found.ingot")
+        assert seen.pop() == str(given)
+
+
 @pytest.fixture(scope="module")
 def artifact(checkpoint: Path) -> Path:
     compile_model(checkpoint, checkpoint.parent / "m.ingot", jobs=1, **LIMITS)
