@@ -61,8 +61,8 @@ class Scales:
 class Format:
     """A storage format of weight matrices [N, K], such as "int4_g32".
 
-    A number of the weight is `(element - zero) * scale + offset`, and `scale` is the product of the scales of all
-    levels. Without scales, it is the element.
+    A number of the weight is `(element - zero) * scale + offset`, and `scale` is the scales of all levels
+    multiplied. Without scales, it is the element.
 
     element       the type of elements, a key of `ELEMENTS`, or "kept" for the checkpoint's numbers and dtype
     levels        one `Scales`, which says how elements share scales; with a second one, a further scale multiplies

@@ -1,4 +1,4 @@
-"""Rotations: products with a matrix, block by block, that spread outliers before numbers are rounded."""
+"""Rotations: matmuls by a small matrix, block by block, that spread outliers before numbers are rounded."""
 
 import torch
 

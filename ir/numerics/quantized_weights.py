@@ -31,7 +31,7 @@ from ingot.ir.weights import Matmul, StoredWeight
 _ORIGINAL = ".original"
 # The largest error of a weight whose elements a calibration chose, in multiples of the error of rounding to nearest.
 # GPTQ moves elements to compensate for others, so a weight's own error grows. A wrong scale, zero point or order of
-# elements makes an error about as large as the weight. The factor lies between the two by estimate; it is not
+# elements makes an error about as large as the weight. The factor is between the two by estimate; it is not
 # measured.
 _CHOSEN_ERROR = 4.0
 

@@ -83,8 +83,8 @@ def quant_tile(
     if MANY:
         t = tl.program_id(2).to(tl.int64) * TOKENS + t
     token = tl.minimum(t, rows - 1)
-    # Where the scales of tokens are, and how far those of the next group. Those past the last row are arbitrary, as are
-    # the sums that they multiply.
+    # The address of the scales of tokens, and the step to those of the next group. Scales past the last row are
+    # arbitrary, as are the sums that they multiply.
     of_tokens = x_scales + (token if MANY else t) if ELEMENTS.x_scales == "token" else x_scales
     of_groups = rows if MANY else TOKENS
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
@@ -165,7 +165,7 @@ def _add_block(
     ELEMENTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Return `result` [BLOCK_N, TOKENS] plus the products over BLOCK_K columns, from `start` on, with their scales.
+    """Return `result` [BLOCK_N, TOKENS] plus the sums over BLOCK_K columns, from `start` on, with their scales.
 
     `base` points to the first row of the block in the weight, `local` are the rows counted from it, and `row` the rows
     counted from the weight's first. `token` are the rows of x, and `of_tokens` points to their scales, with
@@ -197,8 +197,8 @@ def _add_block(
             tokens = tl.load(x_rows)
         else:
             tokens = tl.load(x_rows, mask=start < K, other=0.0)
-        # One product of the four quarters. They are brought side by side without moving a register, while four products
-        # would each wait for the tensor cores.
+        # One matmul of the four quarters. They are brought side by side without moving a register, while each of four
+        # matmuls would wait for the tensor cores.
         first = tl.join(quarter(words, zero, 0, ELEMENTS, DTYPE), quarter(words, zero, 2, ELEMENTS, DTYPE))
         second = tl.join(quarter(words, zero, 1, ELEMENTS, DTYPE), quarter(words, zero, 3, ELEMENTS, DTYPE))
         weights = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 3, 1)), (BLOCK_N, BLOCK_K))
