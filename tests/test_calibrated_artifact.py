@@ -8,6 +8,7 @@ import pytest
 import torch
 from calibrated_model import write_model, write_text
 from command_text import command_text
+from drawn import in_one_of
 from serve_artifact import Job, serve
 
 from ingot import compile_model
@@ -54,6 +55,7 @@ def test_every_pass_keeps_its_contract(folder: Path, method: str) -> None:
     )
 
 
+@in_one_of(3, "test_a_bisect_finds_no_fault")
 def test_a_bisect_finds_no_fault(folder: Path) -> None:
     compiled(folder, "sound.ingot", quantize="int4_g32", quantize_method="awq", calibrate=folder / "words.txt")
     assert not bisect(folder / "sound.ingot")

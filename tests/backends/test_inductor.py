@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn import drawn
+from drawn import drawn, in_one_of
 from every_op import DTYPES, L_MAX, SHARES, T_MAX, EveryOp, every_op
 from staged import BUCKET, staged, traced
 from tiny import TINY
@@ -260,6 +260,7 @@ def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     return path
 
 
+@in_one_of(3, "test_a_compiler_that_fails_is_quoted")
 def test_a_compiler_that_fails_is_quoted(broken_compiler: Path, tmp_path: Path) -> None:
     with _emitter() as emitter, pytest.raises(BackendError) as caught:
         emitter.emit([Region("small", SMALL, "inductor")])
@@ -412,6 +413,7 @@ print("built", flush=True)
 """
 
 
+@in_one_of(3, "test_two_processes_build_one_key_once")
 def test_two_processes_build_one_key_once(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = _RACER.format(file=__file__, log=str(log))

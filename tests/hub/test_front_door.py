@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_world import LIMITS, write_checkpoint
+from drawn import in_one_of
 from hub_server import Client, Hub
 
 from ingot.compile.request import Request
@@ -50,6 +51,7 @@ def tiny(hub: Hub, tmp_path: Path) -> Path:
     return folder
 
 
+@in_one_of(3, "test_llm_downloads_and_compiles_once")
 def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -> None:
     (first,), said = served(client, "org/tiny")
     assert "modeling_tiny.py" not in hub.fetched() and "model.safetensors" in hub.fetched()
@@ -88,6 +90,7 @@ for model, options in json.loads(sys.argv[1]):
 """
 
 
+@in_one_of(3, "test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded")
 def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: Hub, client: Client, tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
     for name, changes in (
@@ -125,6 +128,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
+@in_one_of(3, "test_compile_model_records_the_commit_and_finds_it_again")
 def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:
     commit = hub.repositories["org/tiny"].commit({one.name: one.read_bytes() for one in tiny.iterdir()}, "v1")
     limits = ["--backend", "reference", *LIMITS]

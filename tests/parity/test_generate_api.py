@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from drawn import in_one_of
 from tiny import TINY
 from tiny_checkpoint import MAX_SEQ_LEN
 from tokenizers import decoders, pre_tokenizers, trainers
@@ -348,6 +349,7 @@ def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
             LLM(speaking, **options)
 
 
+@in_one_of(3, "test_a_checkpoint_is_compiled_once_in_a_child_process")
 def test_a_checkpoint_is_compiled_once_in_a_child_process(
     checkpoint: Callable[[str], Path], bare: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from drawn import in_one_of
 from http_server import HttpServer
 from thread_server import ThreadServer, thread_server
 
@@ -32,6 +33,7 @@ def chunks(*texts: str) -> str:
     return "".join(f"data: {json.dumps(event)}\n\n" for event in (*events, *end)) + "data: [DONE]\n\n"
 
 
+@in_one_of(3, "test_a_chat_with_a_real_model")
 def test_a_chat_with_a_real_model(visit: Visit, server: HttpServer) -> None:
     from playwright.sync_api import expect
 

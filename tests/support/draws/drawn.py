@@ -1,11 +1,20 @@
 """Cases of which a run takes some: the commit draws them, a row of commits comes to all, and --run-slow takes all."""
 
 import random
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import pytest
 from run_seed import run_seed
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def in_one_of(runs: int, name: str) -> Callable[[Test], Test]:
+    """Decorates a test that takes ten seconds or more: it runs in one of so many runs, and is slow in the others. Tests
+    with different names are drawn independently."""
+    takes = random.Random(f"{run_seed()} {name} in one of {runs} runs").randrange(runs) == 0
+    return (lambda test: test) if takes else pytest.mark.slow
 
 
 def drawn_in_one_of(runs: int, cases: Iterable[Any]) -> list[Any]:
