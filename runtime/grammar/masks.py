@@ -18,15 +18,37 @@ from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.grammar.params import FAILED
 from ingot.runtime.request import End, Request
 
-_MAX_THREADS = 16  # that compute masks
-# Most masks take some 5 us, and a few take milliseconds. To hand masks over to threads and to wait takes 0.5 to 3 ms,
-# most of it to wake the threads. So this thread computes the masks of a step for so long, and then threads compute the
-# rest: usually only in steps of more than 64 sequences.
-_ALONE_SECONDS = 1e-3
+# Threads that may compute the masks of a step, besides one alone. Most masks take 5 to 20 us, and a few take
+# milliseconds. To hand masks over and to wait takes 0.1 to 3 ms, most of it to wake threads, and depends on the machine
+# and on what else runs there. So the time of each number is measured, and the fastest computes.
+_THREADS = (4, 15)
+# From so many masks on, a step may use threads.
+_LEAST_MASKS = 8
+# One of so many steps tries another number of threads than the fastest. If that takes twice as long, 3 % are lost.
+_TRY_EVERY = 32
+# The share of the newest step in a mean time.
+_NEWEST = 0.1
+# After so long, the masks that this thread has not computed go to threads in any case.
+_ALONE_SECONDS = 2e-3
+
+
+class _Way:
+    """A way to compute the masks of a step: by this thread, or by `threads` others.
+
+    seconds   (attribute) the mean time of a mask; None: not tried yet
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.executor = llguidance.LLExecutor(threads) if threads else None
+        self.seconds: float | None = None
+
+    def took(self, seconds: float) -> None:
+        before = seconds if self.seconds is None else self.seconds
+        self.seconds = before + _NEWEST * (seconds - before)
 
 
 class Masks:
-    """Computes the masks of steps, by parallel threads if one thread would take long.
+    """Computes the masks of steps, by as many threads as are fastest on this machine.
 
     The results are valid until the next call of `fill`. In a serving loop, the ending of a step has then run.
 
@@ -45,7 +67,10 @@ class Masks:
         self._rows = torch.zeros(max_batch, dtype=torch.int64, pin_memory=pin_memory)
         # Without the words of tokens that the model does not have.
         self._cut = torch.zeros((max_batch, self._words), dtype=torch.int32, pin_memory=pin_memory)
-        self._executor = llguidance.LLExecutor(max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 1)))
+        cores = len(os.sched_getaffinity(0))
+        numbers = sorted({min(threads, max(1, cores - 1)) for threads in _THREADS})
+        self._ways = [_Way(), *map(_Way, numbers)]
+        self._steps = 0  # whose masks threads could have computed
         self._vocab_size, self._surplus = vocab_size, tuple(surplus)
         self._slow = False  # the last masks took long, so the next are computed one by one, to find the slow ones
 
@@ -118,15 +143,41 @@ class Masks:
                     one.seconds += taken
                     self._slow = True
             return
-        begin = last = time.perf_counter()
+        way = self._way(len(working))
+        begin = time.perf_counter()
+        if way.executor is None:
+            self._alone(working, begin)
+        else:
+            self._together(way.executor, working)
+        taken = time.perf_counter() - begin
+        if len(working) >= _LEAST_MASKS:
+            way.took(taken / len(working))
+        self._slow = taken > FAST_SECONDS
+
+    def _way(self, count: int) -> _Way:
+        """Return the way to compute `count` masks: the fastest so far, and now and then another one."""
+        if count < _LEAST_MASKS:
+            return self._ways[0]
+        self._steps += 1
+        turn, rest = divmod(self._steps, _TRY_EVERY)
+        if rest == 0:
+            return self._ways[turn % len(self._ways)]
+        return min(self._ways, key=lambda way: 0.0 if way.seconds is None else way.seconds)
+
+    def _alone(self, working: Sequence[tuple[int, Matcher]], begin: float) -> None:
+        """Compute masks in this thread. If that takes long, threads compute the rest."""
+        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
         for done, (place, one) in enumerate(working):
-            if last - begin > _ALONE_SECONDS and done < len(working) - 1:
-                left = [(one.backend, place) for place, one in working[done:]]
-                self._executor.unsafe_compute_mask_ptr(left, address, size, self._computed.shape[0])
-                break
+            if done < len(working) - 1 and time.perf_counter() - begin > _ALONE_SECONDS:
+                executor = self._ways[-1].executor
+                assert executor is not None
+                return self._together(executor, working[done:])
             one.backend.unsafe_compute_mask_ptr(address + place * size, size)
-            last = time.perf_counter()
-        self._slow = time.perf_counter() - begin > FAST_SECONDS
+
+    def _together(self, executor: "llguidance.LLExecutor", working: Sequence[tuple[int, Matcher]]) -> None:
+        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
+        tasks = [(one.backend, place) for place, one in working]
+        executor.unsafe_compute_mask_ptr(tasks, address, size, self._computed.shape[0])
 
     def _exists(self, token: int) -> bool:
         return token < self._vocab_size and token not in self._surplus

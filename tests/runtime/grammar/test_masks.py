@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from random_schemas import schema
 
+from ingot.runtime.edited_rows import MaskedRow
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.limits import SLOW_SECONDS
-from ingot.runtime.grammar.masks import Masks
+from ingot.runtime.grammar.masks import _LEAST_MASKS, _TRY_EVERY, Masks
 from ingot.runtime.grammar.params import FAILED, StructuredOutputsParams
 from ingot.runtime.logit_edits import edits_of
 from ingot.runtime.sampling_params import SamplingParams
@@ -91,8 +93,6 @@ def test_a_sequence_without_a_next_token_ends(sequence: Sequences, allowed: Sequ
 
 
 def test_ended_sequences_are_left_out(sequence: Sequences, masks: Masks) -> None:
-    from ingot.runtime.edited_rows import MaskedRow
-
     one, other = sequence(WORD), sequence(WORD)
     one.end = "stop"
     rows, ended = masks.fill([MaskedRow(one, 5), MaskedRow(other, 9)])
@@ -131,10 +131,36 @@ def test_slow_masks_end_their_sequence_alone(
     assert not masks._slow, "the next masks are computed in parallel again"
 
 
+@pytest.fixture
+def on_16_cores(grammars: Grammars, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Masks:
+    monkeypatch.setattr("ingot.runtime.grammar.masks.os.sched_getaffinity", lambda _: range(16))
+    return Masks(tokenizer.vocab_size, grammars.words, _LEAST_MASKS, pin_memory=False)
+
+
+def test_any_number_of_threads_computes_the_same_masks(
+    on_16_cores: Masks, sequence: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = [MaskedRow(sequence(WORD), row) for row in range(_LEAST_MASKS)]
+    found = []
+    for way in on_16_cores._ways:
+        monkeypatch.setattr(on_16_cores, "_way", lambda _, way=way: way)
+        found.append(on_16_cores.fill(sequences)[0].words.clone())
+    assert len(found) == 3 and all(torch.equal(one, found[0]) for one in found) and bool(found[0].any())
+
+
+def test_the_fastest_number_of_threads_computes_most_masks(on_16_cores: Masks) -> None:
+    ways = on_16_cores._ways
+    for seconds in (3e-5, 1e-5, 2e-5):
+        way = on_16_cores._way(_LEAST_MASKS)
+        assert way.seconds is None, "each is tried first"
+        way.took(seconds)
+    chosen = [on_16_cores._way(_LEAST_MASKS) for _ in range(3 * _TRY_EVERY)]
+    assert chosen.count(ways[1]) >= len(chosen) - 3 and all(way in chosen for way in ways)
+    assert on_16_cores._way(_LEAST_MASKS - 1) is ways[0], "few masks are computed by the engine's thread"
+
+
 def test_a_vocabulary_beyond_the_tokenizers(tokenizer: Tokenizer, sequence: Sequences) -> None:
     """Models have more rows of logits than tokens, or fewer; no mask allows a token that is not there."""
-    from ingot.runtime.edited_rows import MaskedRow
-
     for vocab in (tokenizer.vocab_size + 100, tokenizer.vocab_size - 40):
         sized = Grammars(tokenizer, vocab, tokenizer.eos_token_ids)
         computed = Masks(vocab, sized.words, 2, pin_memory=False)
