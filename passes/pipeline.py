@@ -114,12 +114,12 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
     The first item is `default`. `-name` removes a pass. `name{option=value, …}` sets options of a pass, and adds the
     pass if it does not run by default. Such passes are `quantize` and passes of other packages. Raises OptionError for
-    unknown names or options, for values of the wrong type, and for a pass with two sets of options.
+    unknown names or options, for values of the wrong type, and for an option of a pass that is given twice.
     """
     items = _split(text)
     if not items or items[0] != "default":
         raise OptionError(f"'{text}'", where="--passes", expected="default,-name,name{option=value}")
-    configured: set[str] = set()
+    given: dict[str, set[str]] = {}  # the options of each pass
     for item in items[1:]:
         if item.startswith("-"):
             name = item[1:]
@@ -132,16 +132,9 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
                 replace(phase, passes=tuple(one for one in phase.passes if one.name != name)) for phase in pipeline
             )
         else:
-            name, brace, options = item.partition("{")
-            if brace and name in configured:
-                raise OptionError(
-                    f"pass '{name}' has options twice",
-                    where="--passes",
-                    expected="one item with all its options, since a pass runs once",
-                )
-            configured |= {name} if brace else set()
+            name, _, options = item.partition("{")
             pipeline = _with_requested(name, pipeline)
-            changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
+            changed = _with_options(_find(name, pipeline), options.removesuffix("}"), given.setdefault(name, set()))
             pipeline = tuple(
                 replace(phase, passes=tuple(changed if one.name == name else one for one in phase.passes))
                 for phase in pipeline
@@ -210,11 +203,11 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
     return known[name]
 
 
-def _with_options(one: Pass, text: str) -> Pass:
-    """Return the pass with options from `text`, such as "format=int8, lm_head=true".
+def _with_options(one: Pass, text: str, given: set[str]) -> Pass:
+    """Return the pass with options from `text`, such as "format=int8, lm_head=true", and add their names to `given`.
 
-    A value is JSON or plain text, with the type of the option's default. Raises OptionError for an unknown option or a
-    value of another type.
+    A value is JSON or plain text, with the type of the option's default. Raises OptionError for an unknown option, a
+    value of another type, and an option that is in `given`.
     """
     fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
     changes: dict[str, Any] = {}
@@ -226,7 +219,7 @@ def _with_options(one: Pass, text: str) -> Pass:
                 where="--passes",
                 expected=", ".join(fields) or "no options",
             )
-        if name in changes:
+        if name in given:
             raise OptionError(
                 f"option '{name}' of pass '{one.name}' is given twice", where="--passes", expected="each option once"
             )
@@ -242,4 +235,5 @@ def _with_options(one: Pass, text: str) -> Pass:
                 expected=f"a value like {json.dumps(current)}",
             )
         changes[name] = value
+        given.add(name)
     return replace(one, **changes)  # type: ignore[type-var]

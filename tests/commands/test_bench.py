@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from command_world import Command, Done
+from drawn import in_one_of
 
 import ingot.bench.startup as startup
 from ingot.bench.children import ChildError
@@ -98,6 +99,7 @@ def test_serve_sim(bench: Command, tmp_path: Path) -> None:
     assert "itls" not in at_once
 
 
+@in_one_of(3, "test_startup")
 def test_startup(bench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own once; the medians from starts of our own."""
     value = value_of(bench("startup", "--num-iters", 1, "--input-len", 9, "--json", "-"))

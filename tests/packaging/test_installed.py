@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from chat_models import byte_level
+from drawn import in_one_of
 from ended_well import ROOT, run
 from tiny import CHECKPOINTS, compile_options
 
@@ -103,6 +104,7 @@ print(json.dumps({
 """
 
 
+@in_one_of(3, "test_serving_needs_no_compiler_and_starts_no_process")
 def test_serving_needs_no_compiler_and_starts_no_process(
     site: Path, tiny: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_options() -> None:
         ("default,insert-paged-kv{page_size=8}}", "has an open brace"),
         ("default,insert-paged-kv{page_size=8}x", "is '8}x'"),
         ("default,normalize{depth=1}", "no options"),
-        ("default,quantize{format=int4_g128},quantize{lm_head=true}", "pass 'quantize' has options twice"),
+        ("default,quantize{format=int4_g128},quantize{format=int8}", "'format' of pass 'quantize' is given twice"),
     ],
 )
 def test_misspelt(text: str, problem: str) -> None:
