@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 
 from ingot.frontend.checkpoint import Checkpoint
+from ingot.frontend.name_ranges import joined
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.ir.errors import CheckpointError
 from ingot.ir.listing import listed
@@ -103,7 +104,7 @@ def unfit_tensors(
         if name in tensors and tensors[name].dtype not in FLOAT_DTYPES
     ]
     return [
-        f"{len(names)} {kind}:\n{listed(names)}"
+        f"{len(names)} {kind}:\n{listed(joined(names))}"
         for kind, names in (
             ("missing from the checkpoint", missing),
             ("extra, neither used nor ignored by a rule", extra),

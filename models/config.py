@@ -117,6 +117,17 @@ class ConfigReader:
             raise self.error(field, f"a whole number from 1 to {most}")
         return value
 
+    def count(self, field: str, default: int, *, most: int = MAX_SIZE) -> int:
+        """Return the value of a field that must be a whole number from 0 to `most`.
+
+        `default` replaces a missing or null value.
+        """
+        value = self.fields.get(field)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise self.error(field, f"a whole number from 0 to {most}")
+        return value
+
     def number(self, field: str, default: float | None = None) -> float:
         """Return the value of a field that must be a positive number. `default` replaces a missing or null value."""
         value = self.fields.get(field)

@@ -10,7 +10,7 @@ from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import VerifyError
 from ingot.ir.formats import SHARED_PARTS, Format, named
 from ingot.ir.mesh import Mesh
-from ingot.ir.program import ParamSpec, tensor_type
+from ingot.ir.program import ParamSpec, Program, tensor_type
 from ingot.ir.recipe import Recipe, concat, repeat, shard
 from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
 from ingot.ir.weights import Matmul, StoredWeight, matmul_of
@@ -33,7 +33,8 @@ class MergeLinears(Pass):
     """Replaces linears that read the same value, such as q, k and v, by one matmul with concatenated weights.
 
     Each old result becomes a slice of the new result. On a mesh, each concatenated weight is sharded by itself. So the
-    placement of the merged weight lists the sizes of its parts (segments).
+    placement of the merged weight lists the sizes of its parts (segments). Weights that a mesh splits are not merged
+    with weights that stay whole, such as a router's.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -44,7 +45,7 @@ class MergeLinears(Pass):
         for node in rewriter.program.calls():
             if (matmul := matmul_of(node)) is not None:
                 groups.setdefault((matmul.x, matmul.bias is None), []).append(node)
-        for linears in groups.values():
+        for linears in (part for group in groups.values() for part in _by_split(rewriter.program, group)):
             if len(linears) > 1:
                 if reason := _why_not_merge(linears, rewriter.program.mesh):
                     rewriter.refuse(linears[0], reason, by_request=True)
@@ -58,6 +59,18 @@ def _matmul(node: fx.Node) -> Matmul:
     matmul = matmul_of(node)
     assert matmul is not None
     return matmul
+
+
+def _by_split(program: Program, linears: list[fx.Node]) -> list[list[fx.Node]]:
+    """Return linears with the same input in parts to merge: those that a mesh splits, and those that stay whole.
+
+    If no part would have two linears, all linears are one part, and merging them is refused with the reason.
+    """
+    parts: dict[bool, list[fx.Node]] = {}
+    for node in linears:
+        spec = program.params.get(str(_matmul(node).weight.parts["weight"].target))
+        parts.setdefault(spec is not None and bool(spec.split or spec.placement), []).append(node)
+    return [*parts.values()] if any(len(part) > 1 for part in parts.values()) else [linears]
 
 
 def _merged_format(linears: list[fx.Node], mesh: Mesh) -> Format:

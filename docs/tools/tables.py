@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ingot.models.architectures import ARCHITECTURES
 from ingot.models.blocks.altup import AltUpSpec
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.experts import ExpertsSpec
 from ingot.models.blocks.laurel import LaurelSpec
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
@@ -171,9 +172,20 @@ _SIZES: Mapping[str, Any] = {
     "bskcn_3": [4, 8],
     "bskcn_4": [6],
 }
+# The numbers of experts, under all their names.
+_EXPERTS: Mapping[str, Any] = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    "moe_intermediate_size": 96,
+    "routed_scaling_factor": 2.5,
+    "n_group": 2,
+    "first_k_dense_replace": 0,
+    "moe_layer_start_index": 0,
+}
 # Further or other fields that families need, by their names.
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
+    "minicpm": {"num_experts": 0},
     "telechat2": {"n_layer": _LAYERS, "n_head": 4, "base_seqlen": 8192},
 }
 # Constants of all types of rotary tables; each type reads its own.
@@ -185,6 +197,8 @@ _ROPE: Mapping[str, Any] = {
     "original_max_position_embeddings": 2048,
     "short_factor": [1.0] * 8,
     "long_factor": [2.0] * 8,
+    "short_mscale": 1.0,
+    "long_mscale": 1.0,
 }
 
 
@@ -192,7 +206,7 @@ def _architectures() -> Iterator[str]:
     yield from _intro(ARCHITECTURES_INTRO)
     rows, usual = [], _traits(ARCHITECTURES["LlamaForCausalLM"].read(ConfigReader(_SIZES)))
     for name, architecture in ARCHITECTURES.items():
-        sizes = {**_SIZES, **_OWN_SIZES.get(architecture.family, {})}
+        sizes = {**_SIZES, **_EXPERTS, **_OWN_SIZES.get(architecture.family, {})}
         spec = architecture.read(ConfigReader(sizes))
         ropes = [kind for kind in ROPE_TYPES if spec.ropes and _reads(architecture.read, sizes, kind)]
         rows.append(
@@ -233,6 +247,9 @@ _NO_TRAITS = (
 )
 
 
+_NO_TRAITS_OF_EXPERTS = ("limit", "alpha", "least_sum", "one_row", "stored", "place")
+
+
 # Specs of a single family; their fields are sizes and norms.
 _BY_NAME = (StreamLayerSpec, AltUpSpec, LaurelSpec, PerLayerInputSpec, PerLayerEmbeddingSpec)
 
@@ -252,10 +269,25 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
         traits[type(one).__name__] = True
         if isinstance(one, _BY_NAME):
             continue
+        if isinstance(one, ExpertsSpec):
+            traits |= _of_experts(one)
+            continue
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
         traits |= {f"{kind}.{name}": getattr(one, name) for name in names}
     return {**traits, "skips": isinstance(spec, DecoderSpec) and bool(spec.skips)}
+
+
+def _of_experts(spec: ExpertsSpec) -> dict[str, Any]:
+    """Return traits of experts, their router and their shared part: fields that are not the default, without names."""
+    traits = dict[str, Any]()
+    for one in (spec, spec.router, *([spec.shared] if spec.shared is not None else [])):
+        kind = type(one).__name__.removesuffix("Spec").lower()
+        for field in fields(one):
+            value = getattr(one, field.name)
+            if field.default is not MISSING and value != field.default and field.name not in _NO_TRAITS_OF_EXPERTS:
+                traits[f"{kind}.{field.name}"] = value if field.name in ("scores", "activation") else True
+    return traits
 
 
 def _blocks(layer: LayerSpec | StreamLayerSpec) -> list[Any]:

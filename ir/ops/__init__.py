@@ -16,9 +16,9 @@ from ingot.ir.ops.dense import (
     select_rows,
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
+from ingot.ir.ops.experts import experts
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.lora import lora_expand, lora_shrink
-from ingot.ir.ops.moe import moe
 from ingot.ir.ops.paged_attention import kv_append, paged_attention
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
@@ -26,6 +26,7 @@ from ingot.ir.ops.pool import pool
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
+from ingot.ir.ops.route import route, sparse_mixer
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.sparsity import gaussian_top_k
 from ingot.ir.ops.state import state_copy, state_move, state_zero
@@ -55,6 +56,7 @@ __all__ = [
     "count_tokens",
     "define",
     "embedding",
+    "experts",
     "feed",
     "fill_block",
     "gaussian_top_k",
@@ -67,7 +69,6 @@ __all__ = [
     "match_rms",
     "merge_attention",
     "mix",
-    "moe",
     "move_slots",
     "op_of",
     "page_slots",
@@ -81,10 +82,12 @@ __all__ = [
     "reduce_scatter",
     "rms_norm",
     "rope",
+    "route",
     "sample",
     "select_rows",
     "silu_mul",
     "soft_cap",
+    "sparse_mixer",
     "state_copy",
     "state_move",
     "state_zero",

@@ -16,6 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -59,8 +60,8 @@ def _activate_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
     """Apply the activation function `kind` to x [T, F], and round the result to x's dtype.
 
-    `kind` is "gelu" or "gelu_tanh" (arXiv 1606.08415), "relu", or "relu_squared" (arXiv 2109.08668). Raises VerifyError
-    for another kind.
+    `kind` is "gelu" or "gelu_tanh" (arXiv 1606.08415), "relu", "relu_squared" (arXiv 2109.08668), or "sigmoid". Raises
+    VerifyError for another kind.
     """
     if kind not in ACTIVATIONS:
         raise VerifyError(f"activation '{kind:.80}'", where="ingot.activate", expected=", ".join(ACTIVATIONS))

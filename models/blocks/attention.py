@@ -10,7 +10,7 @@ from ingot.models.blocks.alibi import AlibiSpec
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, RotarySpec
-from ingot.models.params import Place
+from ingot.models.params import Place, parameter
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class AttentionSpec:
     scale      factor on scores; None: head_dim ** -0.5
     soft_cap   cap on scores, as in cap * tanh(score / cap); None: no cap
     v_norm     norm of each head of v; None: no norm
+    sinks      whether the softmax of each head has one more logit, a weight named "sinks", that attends to nothing
     names      names of the tensors in the checkpoint
     """
 
@@ -109,6 +110,7 @@ class AttentionSpec:
     scale: float | None = None
     soft_cap: float | None = None
     v_norm: NormSpec | None = None
+    sinks: bool = False
     names: AttentionNames = AttentionNames()
 
     def build(self, place: Place, hidden: int, layer: int) -> "Attention":
@@ -146,6 +148,9 @@ class Attention(LinearsFirst):
         self.v = Linear(v, hidden, kv_size, bias=spec.bias, split=kv_heads)
         self.o = Linear(place / spec.names.o, q_size, hidden, bias=spec.o_bias, split=replace(heads, dim=1))
         self.first = (self.q, self.k, self.v)
+        self.sinks = None
+        if spec.sinks:
+            self.sinks = parameter((spec.heads,), place.source("sinks"), place.dtype, Split("tp", 0))
         self.slopes = None if spec.alibi is None else spec.alibi.slopes(spec.heads)
         if spec.qk_norm is not None:
             self.q_norm = self._norm(spec.qk_norm.q, place, spec.heads, Split("tp", 0))
@@ -184,8 +189,9 @@ class Attention(LinearsFirst):
         if late:
             q, k = self.q_norm(q), self.k_norm(k)
         at.cached[self.layer] = k, v
-        slopes = () if self.slopes is None else (None, self.slopes)
-        attended = ops.attention(q, k, v, at.positions, at.token_seqs, *slopes, layer=self.layer, **self.options())
+        more = [] if self.sinks is None and self.slopes is None else [self.sinks]
+        more += [] if self.slopes is None else [self.slopes]
+        attended = ops.attention(q, k, v, at.positions, at.token_seqs, *more, layer=self.layer, **self.options())
         return self.o(attended.view(-1, spec.heads * spec.head_dim))
 
     def options(self) -> dict[str, float | str]:

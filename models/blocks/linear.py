@@ -21,6 +21,7 @@ class Linear(Block):
         self, place: Place, inputs: int, outputs: int, *, bias: bool = False, split: Split | None = None
     ) -> None:
         super().__init__()
+        self.split = split
         of_bias = split if split is not None and split.dim == 0 else None
         self.weight = parameter((outputs, inputs), place.matrix("weight"), place.dtype, split)
         self.bias = parameter((outputs,), place.source("bias"), place.dtype, of_bias) if bias else None
@@ -42,9 +43,10 @@ class LinearsFirst(Block):
 
 
 def merges(linears: tuple[Linear, ...]) -> int:
-    """Return how many merged linears the pass merge-linears must make of linears with the same input: 0, 1 or 2.
+    """Return how many merged linears the pass merge-linears must make of linears with the same input.
 
-    Linears with a bias become one, and linears without a bias become another. A single linear is not merged.
+    Linears with a bias become one, and linears without a bias become another. So do linears that a mesh splits, and
+    linears that it does not split. A single linear is not merged.
     """
-    by_bias = Counter(linear.bias is None for linear in linears)
-    return sum(count > 1 for count in by_bias.values())
+    kinds = Counter((linear.bias is None, linear.split is None) for linear in linears)
+    return sum(count > 1 for count in kinds.values())

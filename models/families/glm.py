@@ -1,11 +1,12 @@
 """Read the configs of GLM and GLM-4: half of a head is rotated, in adjacent pairs; gate and up are one tensor.
 
-GLM-4 adds norms after blocks.
+GLM-4 adds norms after blocks. GLM-4-MoE has experts, and its rotation is Llama's.
 """
 
 from dataclasses import replace
 
-from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.attention import QKNormSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.blocks.feed_forward import GatedNames
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.norm import NormSpec
@@ -19,6 +20,7 @@ from ingot.models.families.reading import (
     read_gated,
     read_norm,
 )
+from ingot.models.families.reading_experts import read_sigmoid_experts
 
 
 def glm(config: ConfigReader) -> DecoderSpec:
@@ -32,6 +34,28 @@ def glm4(config: ConfigReader) -> DecoderSpec:
     names = zip(layer.branches, ("post_self_attn_layernorm", "post_mlp_layernorm"), strict=True)
     branches = tuple(replace(branch, post_norm=norm.named(name)) for branch, name in names)
     return _glm(config, replace(layer, branches=branches), norm)
+
+
+def glm4_moe(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of GLM-4-MoE describes: some dense layers, then layers with experts.
+
+    Experts are chosen by sigmoid scores, with a bias for the choice alone and by groups. One part for all tokens is as
+    wide as `n_shared_experts` experts. Layers for multi-token prediction follow the last layer, and Ingot does not use
+    them.
+    """
+    norm, layers, dense = read_norm(config, 1e-5), count_layers(config), read_gated(config)
+    attention = read_attention(
+        config,
+        bias=config.flag("attention_bias", False),
+        qk_norm=QKNormSpec.of(norm) if config.flag("use_qk_norm", False) else None,
+    )
+    shared = config.integer("n_shared_experts", 1)
+    sparse = read_sigmoid_experts(config, "n_routed_experts", shared, dense.activation)
+    first = config.count("first_k_dense_replace", 1)
+    rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(attention.head_dim)
+    decoder = [pre_norm_layer(attention, dense if index < first else sparse, norm) for index in range(layers)]
+    names = DecoderNames(unread=(*DecoderNames.unread, rf"model\.layers\.{layers}\..*"))
+    return read_decoder(config, decoder, norm, rope, names=names)
 
 
 def _norm(config: ConfigReader) -> NormSpec:

@@ -108,14 +108,16 @@ def test_what_no_request_asks_for_costs_nothing_much() -> None:
 
 
 def test_experts() -> None:
-    x, router = randn(2, 24), randn(2, 64)
+    x, weights, chosen = randn(2, 24), randn(2, 3), torch.tensor([[5, 1, 60], [2, 1, 9]], dtype=torch.int32)
     gate_up, down = randn(64, 40, 24), randn(64, 24, 20)
-    cost = OPS["moe"].cost(x, router, gate_up, down, top_k=3)
+    cost = OPS["experts"].cost(x, weights, chosen, gate_up, down)
     assert cost.flops == 2 * 3 * (2 * 40 * 24 + 2 * 24 * 20)
-    assert cost.flops == counted("moe", x, router, gate_up, down, top_k=3)
-    assert cost.bytes == 4 * (2 * x.numel() + router.numel() + 6 * (40 * 24 + 24 * 20))
-    many = OPS["moe"].cost(randn(100, 24), randn(100, 64), gate_up, down, top_k=3)
-    assert many.bytes == 4 * (2 * 2400 + 6400 + 64 * (40 * 24 + 24 * 20))
+    assert cost.flops == counted("experts", x, weights, chosen, gate_up, down)
+    assert cost.bytes == 4 * (2 * x.numel() + 2 * 6 + 6 * (40 * 24 + 24 * 20))
+    biased = OPS["experts"].cost(x, weights, chosen, gate_up, down, randn(64, 40), randn(64, 24))
+    assert biased == Cost(cost.flops, cost.bytes + 4 * 6 * (40 + 24))
+    many = OPS["experts"].cost(randn(100, 24), randn(100, 3), chosen.repeat(50, 1), gate_up, down)
+    assert many.bytes == 4 * (2 * 2400 + 600 + 64 * (40 * 24 + 24 * 20))
 
 
 def test_elementwise_by_default() -> None:

@@ -148,6 +148,7 @@ WAYS: dict[str, set[str]] = {
     },
     "cast": {"x:shard1"},
     "clamp": {"x:shard0", "x:shard1"},
+    "experts": {"gate_up:shard1 down:shard2"},
     "gelu_mul": {"gate:shard1 up:shard1"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
     "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0", "x:shard1 weight:shard0 bias:shard0"},
@@ -158,7 +159,6 @@ WAYS: dict[str, set[str]] = {
     },
     "merge_attention": {"one:shard1 one_lse:shard1 other:shard1 other_lse:shard1"},
     "move_slots": {"kv:shard3"},
-    "moe": {"gate_up:shard1 down:shard2"},
     "paged_attention": {
         "q:shard1 kv:shard3",
         "q:shard1 kv:shard3 sinks:shard0",

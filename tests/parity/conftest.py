@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, weights
-from hf_model import class_of, fix_rotary_table
+from hf_model import EAGER, class_of, fix_rotary_table
 from run_seed import again, run_seed
 from tiny import CHECKPOINTS
 from tiny_checkpoint import PROMPT_LENGTHS, Tiny
@@ -42,7 +42,7 @@ def _model(tiny: Tiny, folder: Path) -> torch.nn.Module:
         config, max_seq_len = tiny.config, tiny.max_seq_len
         return family.oracle(config, weights(config, tiny.seed), torch.float32, max_seq_len).eval()
     model, loading = class_of(tiny.config).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=torch.float32, **EAGER, output_loading_info=True
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
     fix_rotary_table(model, tiny.max_seq_len)

@@ -83,7 +83,8 @@ input x: f32[T, 8]
 input y: f32[T, 8]
 input heads: f32[T, 2, 4]
 input positions: i32[T]
-input router: f32[T, 3]
+input shares: f32[T, 2]
+input chosen: i32[T, 2]
 input logit_rows: i32[L]
 param gain: f32[8] = source(name="gain")
 param row: f32[1, 8] = source(name="row")
@@ -93,7 +94,11 @@ param table: f32[32, 4] = source(name="table")
 param gate_up: f32[3, 10, 8] = source(name="gate_up")
 param down: f32[3, 8, 5] = source(name="down")
 """
-GIVEN = {"positions": torch.arange(20, dtype=torch.int32), "weight": torch.arange(-24, 24).view(6, 8).to(torch.int8)}
+GIVEN = {
+    "positions": torch.arange(20, dtype=torch.int32),
+    "chosen": torch.arange(40, dtype=torch.int32).view(20, 2) % 3,
+    "weight": torch.arange(-24, 24).view(6, 8).to(torch.int8),
+}
 # How many arguments are selected from, the call, and its type with T rows.
 BY_ROW = {
     "layer norm": (1, "ingot.layer_norm(%x, %gain, eps=1e-05)", "f32[T, 8]"),
@@ -102,7 +107,7 @@ BY_ROW = {
     "soft cap": (1, "ingot.soft_cap(%x, cap=2.0)", "f32[T, 8]"),
     "cast": (1, "ingot.cast(%x, dtype=bf16)", "bf16[T, 8]"),
     "quantized linear": (1, 'ingot.quant_linear(%x, %weight, %scales, format="int8")', "f32[T, 6]"),
-    "experts": (2, "ingot.moe(%x, %router, %gate_up, %down, top_k=2)", "f32[T, 8]"),
+    "experts": (3, "ingot.experts(%x, %shares, %chosen, %gate_up, %down)", "f32[T, 8]"),
     "rotation": (2, "ingot.rope(%heads, %positions, %table)", "f32[T, 2, 4]"),
     "embedding": (1, "ingot.embedding(%positions, %table)", "f32[T, 4]"),
     "sum": (2, "aten.add.Tensor(%x, %y)", "f32[T, 8]"),

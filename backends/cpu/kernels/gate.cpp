@@ -21,6 +21,8 @@ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 inline float relu_squared(float x) { return relu(x) * relu(x); }
 
+inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
+
 template <float (*ACTIVATION)(float), typename T>
 void gate_mul(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int64_t gate_stride, int64_t up_stride) {
   for (int64_t t = 0; t < tokens; ++t) {
@@ -57,6 +59,7 @@ void activate(T *out, const T *x, int64_t tokens, int64_t n, int64_t stride) {
   ACTIVATE(gelu_tanh_##SUFFIX, T, gelu_tanh)    \
   ACTIVATE(gelu_##SUFFIX, T, gelu_erf)          \
   ACTIVATE(relu_##SUFFIX, T, relu)              \
-  ACTIVATE(relu_squared_##SUFFIX, T, relu_squared)
+  ACTIVATE(relu_squared_##SUFFIX, T, relu_squared) \
+  ACTIVATE(sigmoid_##SUFFIX, T, sigmoid)
 
 FOR_EACH_DTYPE(GATES)

@@ -21,8 +21,8 @@ def gate_mul(
 ):
     """Compute ACTIVATION(gate) * up, rounded once, and write it to `result` [rows, WIDTH].
 
-    If `up` is None, it is only ACTIVATION(gate). ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
-    GATE_ROW and UP_ROW are row strides in elements.
+    If `up` is None, it is only ACTIVATION(gate). ACTIVATION is "silu", "gelu", "gelu_tanh", "relu", "relu_squared" or
+    "sigmoid". GATE_ROW and UP_ROW are row strides in elements.
     """
     if DEPENDENT:
         gdc_launch_dependents()

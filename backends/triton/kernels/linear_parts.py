@@ -21,7 +21,7 @@ def scaled(value, inverse, gain, DTYPE: tl.constexpr):
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """Return `activation(gate) * up` in float32.
 
-    ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
+    ACTIVATION is "silu", "gelu", "gelu_tanh", "relu", "relu_squared" or "sigmoid".
     """
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate) * up
@@ -32,6 +32,8 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu_squared":
         positive = tl.where(gate < 0.0, 0.0, gate)
         return positive * positive * up
+    elif ACTIVATION == "sigmoid":
+        return tl.sigmoid(gate) * up
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         # (1 + tanh(z)) / 2 is sigmoid(2 z). The constants are sqrt(2 / pi) and 0.044715 (arXiv 1606.08415).

@@ -1,19 +1,22 @@
 """Experts of quantized checkpoints: MXFP4 of GPT-OSS against transformers, int8, and experts of GPTQ and AWQ."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from quantized_files import MODEL, Tensors, logical_of
+from quantized_files import Tensors, logical_of
 from safetensors.torch import load_file, save_file
+from tiny import TINY
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from ingot.compile.request import Request
+from ingot import compile_model
 from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.formats import find_format
+from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.recipe import Recipe
+from ingot.runtime.loader import load_artifact
 
 EXPERTS = "model.layers.0.mlp.experts"
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -144,11 +147,29 @@ def test_experts_of_other_methods(method: str) -> None:
         assert torch.equal(logical.recipes[name].execute(tensors.__getitem__), wanted.float())
 
 
-def test_models_of_experts_are_refused_by_name(tmp_path: Path) -> None:
-    folder = MODEL.write(tmp_path / "m", quantization_config=MXFP4)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({**load_file(folder / "model.safetensors"), **gpt_oss()}, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match="GptOssForCausalLM"):
-        Request.read(folder, target="cpu", backend="reference")
+def test_gpt_oss_with_mxfp4_experts_computes_what_its_floats_compute(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_local_experts": 3}
+    floats = replace(TINY["gpt_oss-yarn"], config={**TINY["gpt_oss-yarn"].config, **sizes})
+    quantized = floats.write(tmp_path / "mxfp4", quantization_config=MXFP4)
+    tensors, g = load_file(quantized / "model.safetensors"), torch.Generator().manual_seed(0)
+    meant = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=g).byte()
+        scales = torch.randint(122, 125, (experts, outputs, inputs // 32), generator=g).byte()
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        meant[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(tensors, quantized / "model.safetensors")
+    save_file(meant, floats.write(tmp_path / "floats") / "model.safetensors")
+    found = []
+    for folder in (quantized, tmp_path / "floats"):
+        artifact = tmp_path / f"{folder.name}.ingot"
+        compile_model(folder, artifact, backend="reference", max_seq_len=64, max_batch=2, max_tokens=64)
+        loaded = load_artifact(artifact, num_pages=8)
+
+        def run(inputs: Any, loaded: Any = loaded) -> dict[str, torch.Tensor]:
+            outputs: dict[str, torch.Tensor] = loaded.executor.launch(inputs).outputs
+            return outputs
+
+        found.append(torch.cat(teacher_forced(loaded.executor.inputs, run, [[5, 7, 9, 11, 2, 3]], pages=8)))
+    assert torch.equal(*found)

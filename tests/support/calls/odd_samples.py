@@ -30,6 +30,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     counts = ints(2, 0, 1)
     int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32_asym")))
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
+    logits = torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32))
     samples = {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
@@ -80,16 +81,10 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((merged[:, :37],), {"deviations": 0.25}),
             Sample((rand(3, 1) + 4,), {"deviations": 1.6}),
         ],
-        "moe": [
-            Sample(
-                (
-                    merged[:, 37:74],
-                    torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32)),
-                    rand(7, 6, 37),
-                    rand(7, 37, 3),
-                ),
-                {"top_k": 7},
-            )
+        "route": [Sample((logits,), {"top_k": 7}), Sample((logits[:1], logits[1]), {"top_k": 5, "scores": "sigmoid"})],
+        "sparse_mixer": [Sample((logits,), {"jitter": 0.1})],
+        "experts": [
+            Sample((merged[:, 37:74], logits.softmax(-1), logits.argsort(-1).int(), rand(7, 6, 37), rand(7, 37, 3)), {})
         ],
         "lora_shrink": [Sample((merged[:, 37:74], ints(1, 0, 1, -1, 0, 0, 1, 1, -1, 0, 1), rand(2, 3, 37)))],
         "lora_expand": [

@@ -278,7 +278,7 @@ MUTATIONS = (
         for name, value, unless in (
             ("low_freq_factor", 0.5, ()),
             ("high_freq_factor", 8.0, ()),
-            ("original_max_position", 8192.0, ("llama-dynamic", "phi3-short")),
+            ("original_max_position", 8192.0, ("llama-dynamic", "phi3-short", "phimoe-long")),
             ("beta_fast", 32.0, ()),
             ("beta_slow", 1.0, ()),
             ("truncate", True, ()),
@@ -294,7 +294,10 @@ MUTATIONS = (
     ),
     *(
         Mutation(f"{name} 1", f"RopeSpec.constants.{name}", _has(name), _ones(name), unless=others)
-        for name, others in (("short_factor", ("phi3-long", "minicpm-long")), ("long_factor", ("phi3-short",)))
+        for name, others in (
+            ("short_factor", ("phi3-long", "minicpm-long")),
+            ("long_factor", ("phi3-short", "phimoe-long")),
+        )
     ),
     *of_all_files("MUTATIONS"),
 )

@@ -24,6 +24,10 @@ class DrawnWeights:
         if bias:
             self.tensors[f"{name}.bias"] = self.randn(outputs) * 0.3
 
+    def stack(self, name: str, *shape: int) -> None:
+        """NAME [count, outputs, inputs]."""
+        self.tensors[name] = self.randn(*shape) * 1.5 / shape[-1] ** 0.5
+
     def norm(self, name: str, *shape: int, bias: bool = False, center: float = 1.0) -> None:
         """NAME.weight of this shape, around `center`, and NAME.bias."""
         self.tensors[f"{name}.weight"] = center + self.randn(*shape) * 0.3

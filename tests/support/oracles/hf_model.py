@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from families import FAMILIES
 
+# Plain torch, which takes sizes that are no multiple of 16 bytes.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
 
 def hf_model(
     config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, max_seq_len: int
@@ -20,9 +23,11 @@ def hf_model(
     kind = class_of(config)
     config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
     with no_init_weights():  # they are all replaced
-        model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
+        model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, **EAGER)
     renamed = family.renamed if family is not None else {}
     known = {".".join(renamed.get(part, part) for part in name.split(".")): one for name, one in tensors.items()}
+    if family is not None and family.restored is not None:
+        known = family.restored(config, known)
     missing, unexpected = model.eval().load_state_dict(known, strict=False)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"

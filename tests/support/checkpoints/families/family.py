@@ -25,6 +25,7 @@ class Family:
     oracle      the model, (config, tensors, dtype, max_seq_len) -> a module that gives `.logits` [1, n, vocab] for ids
                 [1, n], where transformers has no class
     renamed     what transformers calls modules whose names in checkpoints are others
+    restored    the tensors as transformers holds them, where it stacks those of a checkpoint
     """
 
     model_type: str
@@ -37,8 +38,8 @@ class Family:
     optional: frozenset[str] = frozenset()
     bad: tuple[tuple[str, str, Any], ...] = ()
     oracle: Callable[[Config, Mapping[str, torch.Tensor], torch.dtype, int], torch.nn.Module] | None = None
-
     renamed: Mapping[str, str] = field(default_factory=dict)
+    restored: Callable[[Config, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     @property
     def architectures(self) -> frozenset[str]:
