@@ -247,6 +247,6 @@ _GENERAL = """
 GENERIC = frozenset(_GENERAL.split())
 # Fields of training only (dropout under all its names, weight initialization, losses, gradients), and token ids.
 ASIDE = re.compile(
-    r".*dropout.*|.*_pdrop|.*initializer_(range|factor)|init_(std|device|config).*|.*_loss_coef|altup_coef_clip"
+    r".*dropout.*|.*_pdrop|.*initializer_(range|factor)|init_(std|device|config).*|.*_loss_coef|moe_loss_weight|altup_coef_clip"
     r"|embedding_fraction|.*_token_(id|ids|index)"
 )

@@ -186,6 +186,13 @@ _EXPERTS: Mapping[str, Any] = {
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
     "minicpm": {"num_experts": 0},
+    "dbrx": {
+        "num_key_value_heads": 1,
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": _LAYERS,
+        "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2},
+    },
     "telechat2": {"n_layer": _LAYERS, "n_head": 4, "base_seqlen": 8192},
 }
 # Constants of all types of rotary tables; each type reads its own.

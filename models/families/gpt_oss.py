@@ -37,7 +37,7 @@ def gpt_oss(config: ConfigReader) -> DecoderSpec:
     The field `layer_types` names the layers with a window. Without it, they are every other layer, from the first one
     on. Experts are stored as floats, or as MXFP4.
     """
-    layers, norm = count_layers(config), read_norm(config, 1e-5)
+    layers, norm = count_layers(config), read_norm(config, 1e-5, wide=True)
     experts, top_k = read_counts(config, "num_local_experts")
     config.require("experts_per_token", (top_k,), top_k)
     config.choice("hidden_act", SILU, "silu")  # the gate is always the clamped one
