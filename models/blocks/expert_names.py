@@ -34,22 +34,23 @@ class ExpertNames:
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
 
-    def of_gate_up(self, place: Place, experts: int, width: int, hidden: int) -> Recipe:
+    def of_gate_up(self, place: Place, experts: int, width: int) -> Recipe:
         """Return the recipe for the matrices of gate and up, the gate first: [experts, 2 * width, hidden].
 
         `place` is the prefix of the feed-forward part.
         """
         if self.gate_up is not None:
             return self._gate_first(self._matrices(place, self.gate_up, experts))
-        both = [self._matrices(place, name, experts) for name in (self.gate, self.up)]
+        names = self.gate, self.up
         if self.as_rows:
-            both = [recipe.reshape(one, (experts, width, hidden)) for one in both]
-        return recipe.concat(both, dim=1)
+            return recipe.concat([_by_expert(place.source(name), experts, width) for name in names], dim=1)
+        return recipe.concat([self._matrices(place, name, experts) for name in names], dim=1)
 
-    def of_down(self, place: Place, experts: int, width: int, hidden: int) -> Recipe:
+    def of_down(self, place: Place, experts: int, width: int) -> Recipe:
         """Return the recipe for the matrices of down: [experts, hidden, width]."""
-        down = self._matrices(place, self.down, experts)
-        return recipe.permute(recipe.reshape(down, (experts, width, hidden)), (0, 2, 1)) if self.as_rows else down
+        if self.as_rows:
+            return recipe.permute(_by_expert(place.source(self.down), experts, width), (0, 2, 1))
+        return self._matrices(place, self.down, experts)
 
     def of_biases(self, place: Place) -> tuple[Recipe, Recipe]:
         """Return the recipes for the biases of gate and up [experts, 2 * width], and of down [experts, hidden]."""
@@ -67,3 +68,8 @@ class ExpertNames:
             return both
         parts = [recipe.take_slice(both, 1, begin, begin + 1, every=2) for begin in (0, 1)]
         return recipe.concat(parts, dim=1)
+
+
+def _by_expert(rows: Recipe, experts: int, width: int) -> Recipe:
+    """Return the recipe for [experts, width, hidden] from the rows of all experts [experts * width, hidden]."""
+    return recipe.stack([recipe.take_slice(rows, 0, one * width, (one + 1) * width) for one in range(experts)])

@@ -148,9 +148,8 @@ class Experts(Block):
         super().__init__()
         self.spec, width, names = spec, spec.width, spec.names
         self.router = ExpertRouter(spec.router, place, hidden, spec.experts)
-        sizes = spec.experts, width, hidden
         splits = (None, None) if spec.bias else (Split("tp", 1, (width, width)), Split("tp", 2))
-        gate_up, down = names.of_gate_up(place, *sizes), names.of_down(place, *sizes)
+        gate_up, down = names.of_gate_up(place, spec.experts, width), names.of_down(place, spec.experts, width)
         self.gate_up = parameter((spec.experts, 2 * width, hidden), gate_up, place.dtype, splits[0])
         self.down = parameter((spec.experts, hidden, width), down, place.dtype, splits[1])
         self.gate_up_bias = self.down_bias = None

@@ -108,8 +108,8 @@ def test_run_with_one_token_of_output_and_a_stop_string(world: World, ingot: Com
 
 
 def test_run_passes_on_why_a_checkpoint_does_not_compile(world: World, ingot: Command, tmp_path: Path) -> None:
-    unknown = write_checkpoint(tmp_path / "unknown", architectures=["Qwen3MoeForCausalLM"])
+    unknown = write_checkpoint(tmp_path / "unknown", architectures=["Qwen3NextForCausalLM"])
     done = ingot("run", unknown, "a")
     assert (done.code, done.out) == (cli.BAD_INPUT, "")
-    assert "Qwen3MoeForCausalLM" in done.err and "the nearest supported one is 'Qwen3ForCausalLM'" in done.err
+    assert "Qwen3NextForCausalLM" in done.err and "the nearest supported one is 'Qwen3ForCausalLM'" in done.err
     assert "Traceback" not in done.err

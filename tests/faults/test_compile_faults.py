@@ -85,7 +85,7 @@ def put(folder: Path, name: str, data: bytes | str) -> None:
         (b'{"architectures": []}', "a list with one name"),
         (b'{"architectures": ["LlamaForCausalLM"]}', "field 'hidden_size' is missing"),
         (b'{"architectures": ["LamaForCausalLM"]}', "the nearest supported one is 'LlamaForCausalLM'"),
-        (b'{"architectures": ["Qwen3MoeForCausalLM"]}', "the nearest supported one is 'Qwen3ForCausalLM'"),
+        (b'{"architectures": ["Qwen3NextForCausalLM"]}', "the nearest supported one is 'Qwen3ForCausalLM'"),
         (b'{"architectures": ["x"]}', "architecture 'x' is not supported"),
         (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"[" * 100_000, "not JSON"),

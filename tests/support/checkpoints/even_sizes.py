@@ -18,6 +18,7 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
     **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
     "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
 }
