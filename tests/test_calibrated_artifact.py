@@ -55,7 +55,7 @@ def test_every_pass_keeps_its_contract(folder: Path, method: str) -> None:
     )
 
 
-@in_one_of(3, "test_a_bisect_finds_no_fault")
+@in_one_of(3)
 def test_a_bisect_finds_no_fault(folder: Path) -> None:
     compiled(folder, "sound.ingot", quantize="int4_g32", quantize_method="awq", calibrate=folder / "words.txt")
     assert not bisect(folder / "sound.ingot")

@@ -96,7 +96,7 @@ def _assert_same_artifact(one: Path, other: Path) -> None:
     assert any(name.startswith("weights/") for name in left)
 
 
-@in_one_of(3, "test_the_same_request_gives_the_same_bytes")
+@in_one_of(3)
 def test_the_same_request_gives_the_same_bytes(copied: Path, tmp_path: Path) -> None:
     """Two folders, two processes with two orders of hashing: the whole artifact is the same."""
     options = {**OPTIONS, "backend": "reference"}
@@ -109,7 +109,7 @@ def test_the_same_request_gives_the_same_bytes(copied: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.xdist_group(f"parity-{NAME}")
-@in_one_of(3, "test_executables_from_one_cache_give_the_same_build")
+@in_one_of(3)
 def test_executables_from_one_cache_give_the_same_build(
     artifact: Callable[..., Path], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

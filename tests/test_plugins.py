@@ -226,7 +226,7 @@ print("ok")
 """
 
 
-@in_one_of(3, "test_an_op_of_another_package_from_compile_to_a_new_process")
+@in_one_of(3)
 def test_an_op_of_another_package_from_compile_to_a_new_process(site: Path, tmp_path: Path) -> None:
     assert python(f"FOLDER = {str(tmp_path)!r}\n{RUN}", site) == "ok\n"
     assert python(f"FOLDER = {str(tmp_path)!r}\n{SERVE}", site) == "ok\n"

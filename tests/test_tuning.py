@@ -100,7 +100,7 @@ def test_a_log_given_back_makes_the_same_executables(
     assert request.tuning_log == _log(plain) and request.key(request.trace()) == again.request_key
 
 
-@in_one_of(3, "test_given_tiles_are_compiled_and_lacking_ones_are_said")
+@in_one_of(3)
 def test_given_tiles_are_compiled_and_lacking_ones_are_said(
     plain: CompileReport, compile_it: Callable[..., CompileReport], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +126,7 @@ def test_given_tiles_are_compiled_and_lacking_ones_are_said(
     assert sorted(one["source"] for tiles in stored.values() for one in tiles)[0] == "given"
 
 
-@in_one_of(3, "test_what_no_log_has_is_timed_and_the_log_reproduces_it")
+@in_one_of(3)
 def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
     plain: CompileReport, compile_it: Callable[..., CompileReport], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

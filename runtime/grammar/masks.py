@@ -19,8 +19,8 @@ from ingot.runtime.grammar.params import FAILED
 from ingot.runtime.request import End, Request
 
 # Threads that may compute the masks of a step, besides one alone. Most masks take 5 to 20 us, and a few take
-# milliseconds. To hand masks over and to wait takes 0.1 to 3 ms, most of it to wake threads, and depends on the machine
-# and on what else runs there. So the time of each number is measured, and the fastest computes.
+# milliseconds. To hand masks over and to wait took 0.5 to 3 ms on two busy cores, most of it to wake threads; it
+# depends on the machine and on what else runs there. So the time of each number is measured, and the fastest computes.
 _THREADS = (4, 15)
 # From so many masks on, a step may use threads.
 _LEAST_MASKS = 8
@@ -64,6 +64,7 @@ class Masks:
     ) -> None:
         self._words = -(-vocab_size // WORD_BITS)
         self._computed = torch.zeros((max_batch, words), dtype=torch.int32, pin_memory=pin_memory)
+        self._address, self._row_bytes = self._computed.data_ptr(), words * self._computed.itemsize
         self._rows = torch.zeros(max_batch, dtype=torch.int64, pin_memory=pin_memory)
         # Without the words of tokens that the model does not have.
         self._cut = torch.zeros((max_batch, self._words), dtype=torch.int32, pin_memory=pin_memory)
@@ -127,7 +128,6 @@ class Masks:
     def _compute(self, matchers: Sequence[Matcher], forced: Sequence[Sequence[int]]) -> None:
         """Write the mask of each matcher into its row of `_computed`. `forced` has the next token of each matcher if it
         is known to be the only one, else nothing."""
-        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
         for place, known in enumerate(forced):
             if known:
                 row: Array = self._computed.numpy()[place]
@@ -138,7 +138,7 @@ class Masks:
             self._slow = False
             for place, one in working:
                 begin = time.thread_time()  # not the time in which a busy machine runs other work
-                one.backend.unsafe_compute_mask_ptr(address + place * size, size)
+                self._compute_one(place, one)
                 if (taken := time.thread_time() - begin) > FAST_SECONDS:
                     one.seconds += taken
                     self._slow = True
@@ -166,18 +166,19 @@ class Masks:
 
     def _alone(self, working: Sequence[tuple[int, Matcher]], begin: float) -> None:
         """Compute masks in this thread. If that takes long, threads compute the rest."""
-        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
         for done, (place, one) in enumerate(working):
             if done < len(working) - 1 and time.perf_counter() - begin > _ALONE_SECONDS:
                 executor = self._ways[-1].executor
                 assert executor is not None
                 return self._together(executor, working[done:])
-            one.backend.unsafe_compute_mask_ptr(address + place * size, size)
+            self._compute_one(place, one)
+
+    def _compute_one(self, place: int, matcher: Matcher) -> None:
+        matcher.backend.unsafe_compute_mask_ptr(self._address + place * self._row_bytes, self._row_bytes)
 
     def _together(self, executor: "llguidance.LLExecutor", working: Sequence[tuple[int, Matcher]]) -> None:
-        address, size = self._computed.data_ptr(), self._computed.shape[1] * self._computed.itemsize
         tasks = [(one.backend, place) for place, one in working]
-        executor.unsafe_compute_mask_ptr(tasks, address, size, self._computed.shape[0])
+        executor.unsafe_compute_mask_ptr(tasks, self._address, self._row_bytes, self._computed.shape[0])
 
     def _exists(self, token: int) -> bool:
         return token < self._vocab_size and token not in self._surplus

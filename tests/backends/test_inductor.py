@@ -262,7 +262,7 @@ def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     return path
 
 
-@in_one_of(3, "test_a_compiler_that_fails_is_quoted")
+@in_one_of(3)
 def test_a_compiler_that_fails_is_quoted(broken_compiler: Path, tmp_path: Path) -> None:
     with _emitter() as emitter, pytest.raises(BackendError) as caught:
         emitter.emit([Region("small", SMALL, "inductor")])
@@ -415,7 +415,7 @@ print("built", flush=True)
 """
 
 
-@in_one_of(3, "test_two_processes_build_one_key_once")
+@in_one_of(3)
 def test_two_processes_build_one_key_once(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = _RACER.format(file=__file__, log=str(log))

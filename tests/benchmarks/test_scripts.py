@@ -109,7 +109,7 @@ def test_an_engine_that_is_killed(
     assert 0 < figures["not_ready"].value < figures["ready"].value < figures["answered"].value
 
 
-@in_one_of(3, "test_a_cold_start")
+@in_one_of(3)
 def test_a_cold_start(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_cold_start(
     assert loading and max(loading) <= figures["first_token_load"].value
 
 
-@in_one_of(3, "test_a_soak")
+@in_one_of(3)
 def test_a_soak(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:

@@ -99,7 +99,7 @@ def test_serve_sim(bench: Command, tmp_path: Path) -> None:
     assert "itls" not in at_once
 
 
-@in_one_of(3, "test_startup")
+@in_one_of(3)
 def test_startup(bench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own once; the medians from starts of our own."""
     value = value_of(bench("startup", "--num-iters", 1, "--input-len", 9, "--json", "-"))

@@ -46,7 +46,7 @@ def test_healthy(
     assert not list(tmp_path.iterdir()), "there is nothing to show"
 
 
-@in_one_of(3, "test_a_script_is_an_oracle")
+@in_one_of(3)
 def test_a_script_is_an_oracle(
     healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

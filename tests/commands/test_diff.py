@@ -174,7 +174,7 @@ def test_colours_on_a_terminal_alone(artifacts: Artifacts, diff: Diff, monkeypat
         assert coloured == f"\x1b[{codes.get(line.strip()[0], '1')}m{line}\x1b[0m"
 
 
-@in_one_of(3, "test_no_compiler_is_imported")
+@in_one_of(3)
 def test_no_compiler_is_imported(artifacts: Artifacts) -> None:
     code = (
         "import sys, ingot.cli.main as cli\n"

@@ -83,7 +83,7 @@ def test_a_seed_gives_the_same_fault_again(tmp_path: Path) -> None:
     assert first.fault.to_json() == second.fault.to_json()
 
 
-@in_one_of(3, "test_nothing_of_a_plant_is_left")
+@in_one_of(3)
 def test_nothing_of_a_plant_is_left(tmp_path: Path) -> None:
     planted = _drawn("insert-paged-kv", 2, tmp_path)
     setup = planted.fault.setup

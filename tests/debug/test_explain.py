@@ -223,7 +223,7 @@ def test_times_of_something_else(copied: Path) -> None:
 
 
 @reference
-@in_one_of(3, "test_neither_compiler_nor_weights")
+@in_one_of(3)
 def test_neither_compiler_nor_weights(plain: Path) -> None:
     """It reads what stands in the artifact, on any machine."""
     script = """

@@ -481,7 +481,7 @@ def test_an_interrupt_leaves_nothing(start: Callable[..., Running], tmp_path: Pa
     assert until(lambda: not interrupted.others(), 10), interrupted.others()
 
 
-@in_one_of(3, "test_of_two_compiles_to_one_output_one_wins_and_the_other_is_told")
+@in_one_of(3)
 def test_of_two_compiles_to_one_output_one_wins_and_the_other_is_told(
     single: Path, start: Callable[..., Running], tmp_path: Path
 ) -> None:

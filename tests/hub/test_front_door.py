@@ -51,7 +51,7 @@ def tiny(hub: Hub, tmp_path: Path) -> Path:
     return folder
 
 
-@in_one_of(3, "test_llm_downloads_and_compiles_once")
+@in_one_of(3)
 def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -> None:
     (first,), said = served(client, "org/tiny")
     assert "modeling_tiny.py" not in hub.fetched() and "model.safetensors" in hub.fetched()
@@ -90,7 +90,7 @@ for model, options in json.loads(sys.argv[1]):
 """
 
 
-@in_one_of(3, "test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded")
+@in_one_of(3)
 def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: Hub, client: Client, tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
     for name, changes in (
@@ -128,7 +128,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-@in_one_of(3, "test_compile_model_records_the_commit_and_finds_it_again")
+@in_one_of(3)
 def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:
     commit = hub.repositories["org/tiny"].commit({one.name: one.read_bytes() for one in tiny.iterdir()}, "v1")
     limits = ["--backend", "reference", *LIMITS]

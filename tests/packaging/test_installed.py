@@ -104,7 +104,7 @@ print(json.dumps({
 """
 
 
-@in_one_of(3, "test_serving_needs_no_compiler_and_starts_no_process")
+@in_one_of(3)
 def test_serving_needs_no_compiler_and_starts_no_process(
     site: Path, tiny: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

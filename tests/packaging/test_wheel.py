@@ -33,7 +33,7 @@ def test_the_wheel_holds_the_tracked_files_of_the_rooms_once(tracked: list[str],
     )
 
 
-@in_one_of(3, "test_the_sdist_builds_the_same_wheel")
+@in_one_of(3)
 def test_the_sdist_builds_the_same_wheel(checkout: Path, wheel: Path) -> None:
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "from-sdist", ".", cwd=checkout)
     (rebuilt,) = (checkout / "from-sdist").glob("*.whl")

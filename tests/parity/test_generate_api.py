@@ -349,7 +349,7 @@ def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
             LLM(speaking, **options)
 
 
-@in_one_of(3, "test_a_checkpoint_is_compiled_once_in_a_child_process")
+@in_one_of(3)
 def test_a_checkpoint_is_compiled_once_in_a_child_process(
     checkpoint: Callable[[str], Path], bare: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,8 +60,11 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
     )
     # The format bounds the columns of a block, because a scale multiplies the sum of one. A block of four-bit elements
     # has whole chunks.
-    most = chosen.block_k // form.block_k * form.block_k if form.elements.chunk else form.block_k
-    chosen = replace(chosen, block_k=max(form.block_k, most) if form.elements.chunk else min(chosen.block_k, most))
+    if form.elements.chunk:
+        columns = max(1, chosen.block_k // form.block_k) * form.block_k
+    else:
+        columns = min(chosen.block_k, form.block_k)
+    chosen = replace(chosen, block_k=columns)
     x, scales = _prepared(linear, form, schedule, tokens)
     return _launch(linear, form, schedule, tokens, chosen, x, scales)
 

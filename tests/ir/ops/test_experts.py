@@ -102,7 +102,7 @@ def test_weights_on_the_input_are_llama_4s() -> None:
 def test_choices_are_grouped_by_expert_and_counted_on_the_device() -> None:
     """T * top_k rows however the tokens are spread; each expert's stand together, in the order of tokens."""
     chosen = torch.rand(9, 5, generator=torch.Generator().manual_seed(1)).argsort(-1)[:, :2]
-    chosen[chosen == 3] = 4  # nobody's choice
+    chosen[chosen == 3] = 4  # no token chooses expert 3
     order, counts = group_by_expert(chosen, 5)
     assert order.shape == (18,) and counts.shape == (5,) and int(counts.sum()) == 18 and counts[3] == 0
     assert sorted(order.tolist()) == list(range(18))

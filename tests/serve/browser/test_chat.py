@@ -33,7 +33,7 @@ def chunks(*texts: str) -> str:
     return "".join(f"data: {json.dumps(event)}\n\n" for event in (*events, *end)) + "data: [DONE]\n\n"
 
 
-@in_one_of(3, "test_a_chat_with_a_real_model")
+@in_one_of(3)
 def test_a_chat_with_a_real_model(visit: Visit, server: HttpServer) -> None:
     from playwright.sync_api import expect
 

@@ -10,11 +10,15 @@ from run_seed import run_seed
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def in_one_of(runs: int, name: str) -> Callable[[Test], Test]:
-    """Decorates a test that takes ten seconds or more: it runs in one of so many runs, and is slow in the others. Tests
-    with different names are drawn independently."""
-    takes = random.Random(f"{run_seed()} {name} in one of {runs} runs").randrange(runs) == 0
-    return (lambda test: test) if takes else pytest.mark.slow
+def in_one_of(runs: int) -> Callable[[Test], Test]:
+    """Decorates a test that takes ten seconds or more: it runs in one of so many runs, and is slow in the others. Each
+    test is drawn by its name."""
+
+    def mark(test: Test) -> Test:
+        takes = random.Random(f"{run_seed()} {test.__name__} in one of {runs} runs").randrange(runs) == 0
+        return test if takes else pytest.mark.slow(test)
+
+    return mark
 
 
 def drawn_in_one_of(runs: int, cases: Iterable[Any]) -> list[Any]:
