@@ -41,6 +41,20 @@ class Places:
         """The largest rank of an adapter."""
         return min(_size(self.types[one.b], 2) for one, _ in self.linears)
 
+    def zeros(self, *, pinned: bool = False) -> torch.Tensor:
+        """Return zeros for the contents of a slot, in one dimension. `pinned` allocates page-locked memory."""
+        dtype = next(iter(self.types.values())).dtype  # of the activations, equal in all
+        return torch.zeros(sum(map(math.prod, self._shapes.values())), dtype=dtype, pin_memory=pinned)
+
+    def split(self, contents: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the contents of a slot by state, as views."""
+        parts = contents.split([math.prod(shape) for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: [_size(one, 1), _size(one, 2)] for name, one in self.types.items()}
+
 
 @dataclass(eq=False)
 class HostAdapter:
@@ -49,7 +63,7 @@ class HostAdapter:
     name      its name
     folder    the PEFT folder that it was read from
     digest    the SHA-256 of its files, in hex
-    tensors   state name -> the contents of a slot, on the host
+    factors   the contents of a slot, on the host; `Places.split` returns its tensors
     users     the sequences' requests that the scheduler has and that use it
     slot      its slot on the device; -1: none
     removed   whether new requests may no longer use it
@@ -58,7 +72,7 @@ class HostAdapter:
     name: str
     folder: Path
     digest: str
-    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    factors: torch.Tensor = field(repr=False)
     users: int = 0
     slot: int = -1
     removed: bool = False
@@ -100,11 +114,10 @@ def read_places(artifact: Artifact, states: Mapping[str, State]) -> Places:
     return Places(linears, types)
 
 
-def host_adapter(name: str, folder: str | Path, places: Places, *, pinned: bool) -> HostAdapter:
+def host_adapter(name: str, folder: str | Path, places: Places) -> HostAdapter:
     """Read a PEFT folder, and convert its factors to the contents of a slot. Takes some seconds for a large adapter.
 
-    `pinned` allocates page-locked memory, for copies to a GPU. Raises AdapterError if the adapter cannot be used with
-    the artifact.
+    Raises AdapterError if the adapter cannot be used with the artifact.
     """
     adapter = read_adapter(folder)
     if adapter.rank > places.rank:
@@ -116,21 +129,12 @@ def host_adapter(name: str, folder: str | Path, places: Places, *, pinned: bool)
         )
     shapes = {part.tensor: part.shape for one, _ in places.linears for part in one.segments}
     factors = match_modules(adapter, shapes)
-    tensors = _zeros(places, pinned=pinned)
+    contents = places.zeros()
+    tensors = places.split(contents)
     for linear, recipes in places.linears:
         _fill(tensors[linear.a], tensors[linear.b], linear, recipes, factors, adapter)
-    _check_finite(tensors, adapter)
-    return HostAdapter(name, adapter.folder, adapter.digest, tensors)
-
-
-def _zeros(places: Places, *, pinned: bool) -> dict[str, torch.Tensor]:
-    """Return zeros for the contents of a slot, by state. They share one allocation: pinning memory takes the driver
-    about as long for a small tensor as for a large one."""
-    shapes = {name: [_size(one, 1), _size(one, 2)] for name, one in places.types.items()}
-    dtype = next(iter(places.types.values())).dtype  # of the activations, equal in all
-    flat = torch.zeros(sum(map(math.prod, shapes.values())), dtype=dtype, pin_memory=pinned)
-    parts = flat.split([math.prod(shape) for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    _check_finite(contents, tensors, adapter)
+    return HostAdapter(name, adapter.folder, adapter.digest, contents)
 
 
 def _fill(
@@ -162,14 +166,13 @@ def _fill(
         begin += segment.rows
 
 
-def _check_finite(tensors: Mapping[str, torch.Tensor], adapter: Adapter) -> None:
-    """Raise AdapterError if a number is not finite, because it exceeds the range of the model's dtype."""
-    first = next(iter(tensors.values()))
-    whole = torch.empty(0, dtype=first.dtype).set_(first.untyped_storage())  # all of them share it
-    if not whole.isfinite().all():
+def _check_finite(contents: torch.Tensor, tensors: Mapping[str, torch.Tensor], adapter: Adapter) -> None:
+    """Raise AdapterError if a number is not finite, because it exceeds the range of the model's dtype. `tensors` are
+    views of `contents`."""
+    if not contents.isfinite().all():
         name = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
         raise AdapterError(
-            f"the factors for '{name}' exceed the range of {str(first.dtype).removeprefix('torch.')}",
+            f"the factors for '{name}' exceed the range of {str(contents.dtype).removeprefix('torch.')}",
             where=str(adapter.folder),
         )
 

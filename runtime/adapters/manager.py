@@ -10,6 +10,7 @@ import torch
 
 from ingot.ir.errors import AdapterError, IngotError
 from ingot.runtime.adapters.host_adapter import HostAdapter, Places, host_adapter
+from ingot.runtime.adapters.slot_copies import SlotCopies
 
 # Adapters that the host keeps. Rank 16 of all linears of an 8B model takes 84 MB.
 DEFAULT_HOST_ADAPTERS = 64
@@ -40,11 +41,10 @@ class AdapterManager:
         max_host: int = DEFAULT_HOST_ADAPTERS,
     ) -> None:
         self.places = places
-        self._states, self._steps, self._max_host = states, stream, max_host
-        self._copies = None if stream is None else torch.cuda.Stream(stream.device)
+        self._states, self._max_host = states, max_host
+        self._copies = None if stream is None else SlotCopies(places, states, stream)
         self._adapters: dict[str, HostAdapter] = {}
         self._slots: list[HostAdapter | None] = [None] * places.num_slots
-        self._copied: dict[int, torch.cuda.Event] = {}  # by slot, until the copy is complete
         self._used = [0] * places.num_slots  # when a slot was last used
         self._clock = itertools.count(1)
         self._reader = ThreadPoolExecutor(1, "adapters")
@@ -107,14 +107,11 @@ class AdapterManager:
         if adapter.slot < 0:
             free = [slot for slot, one in enumerate(self._slots) if one is None]
             idle = [slot for slot, one in enumerate(self._slots) if one is not None and not one.users]
-            if not (candidates := free or idle):
+            if not (candidates := free or idle) or (self._copies is not None and self._copies.busy):
                 return False
             self._move_in(adapter, min(candidates, key=self._used.__getitem__))
         self._used[adapter.slot] = next(self._clock)
-        copied = self._copied.get(adapter.slot)
-        if copied is not None and copied.query():
-            del self._copied[adapter.slot]
-        return adapter.slot not in self._copied
+        return self._copies is None or self._copies.finished(adapter.slot)
 
     def use(self, adapter: HostAdapter) -> int:
         """Count a request that uses an adapter on the device, and return the slot. `release` ends the use."""
@@ -126,7 +123,7 @@ class AdapterManager:
         self._clear(adapter)
 
     def _read(self, name: str, folder: str | Path) -> HostAdapter:
-        return host_adapter(name, folder, self.places, pinned=self._steps is not None)
+        return host_adapter(name, folder, self.places)
 
     def _read_in_thread(self, name: str, folder: str | Path) -> HostAdapter:
         before = sys.getswitchinterval()
@@ -155,17 +152,11 @@ class AdapterManager:
         if (before := self._slots[slot]) is not None:
             before.slot = -1
         self._slots[slot], adapter.slot = adapter, slot
-        if self._copies is None or self._steps is None:
-            for state, tensor in adapter.tensors.items():
-                self._states[state][slot].copy_(tensor)
+        if self._copies is not None:
+            self._copies.begin(adapter, slot)
             return
-        # The step in flight may still read the slot, for a sequence that has ended.
-        self._copies.wait_stream(self._steps)
-        with torch.cuda.stream(self._copies):
-            for state, tensor in adapter.tensors.items():
-                self._states[state][slot].copy_(tensor, non_blocking=True)
-            self._copied[slot] = torch.cuda.Event()
-            self._copied[slot].record()
+        for state, factors in self.places.split(adapter.factors).items():
+            self._states[state][slot].copy_(factors)
 
     def _clear(self, adapter: HostAdapter) -> None:
         """Free the slot of an adapter that was removed and that no request uses."""
