@@ -36,7 +36,7 @@ from ingot.backends.triton.tune.linear import EPS, MOST_LAUNCHES, TRAFFIC
 from ingot.ir import ops
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.formats import ELEMENTS, PARTS, Format, find_format
+from ingot.ir.formats import PARTS, Format, find_format
 from ingot.ir.types import DTYPES, TensorType
 
 FORMATS = "fp8,fp8_per_channel_per_token,fp8_block128,f8e4m3/1x*:f32,int8,int8_w8a8,int4_g128,int4_g128_asym"
@@ -170,8 +170,7 @@ def best_tiles(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch
     """Time a matmul with several tile sizes. Print and return the fastest."""
     base = Tiles(**launcher(machine, case).schedule.choices[0].tiles)
     tried: dict[Tiles, float] = {}
-    chunks = (1, 2) if ELEMENTS[case.format.element].bits == 4 else (1,)  # in a block; other formats have no chunks
-    for rows, splits, stages, many in itertools.product((64, 128), (1, 2, 4, 6, 8), (3, 4, 6, 8), chunks):
+    for rows, splits, stages, many in itertools.product((64, 128), (1, 2, 4, 6, 8), (3, 4, 6, 8), (1, 2)):
         programs = -(-case.problem.columns // rows) * splits
         if splits > 1 and not 0.7 * machine.cores <= programs <= 8 * machine.cores:
             continue

@@ -36,7 +36,7 @@ class StoredForm:
     elements   how the weight is stored
     rounded    how x is rounded before the matmul
     codes      the dtype of x as the matmul reads it
-    block_k    the columns of a block of the weight whose sum has one scale
+    block_k    the columns of a part of the weight whose sum has one scale; a block has one or several
     """
 
     elements: Elements

@@ -58,13 +58,8 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
         Tiles,
         lambda: (quant_tiles(problem.product(), form, tokens, schedule.cores, schedule.sm), "heuristic"),
     )
-    # The format bounds the columns of a block, because a scale multiplies the sum of one. A block of four-bit elements
-    # has whole chunks.
-    if form.elements.chunk:
-        columns = max(1, chosen.block_k // form.block_k) * form.block_k
-    else:
-        columns = min(chosen.block_k, form.block_k)
-    chosen = replace(chosen, block_k=columns)
+    # A block has whole parts, because a scale multiplies the sum over a part.
+    chosen = replace(chosen, block_k=max(1, chosen.block_k // form.block_k) * form.block_k)
     x, scales = _prepared(linear, form, schedule, tokens)
     return _launch(linear, form, schedule, tokens, chosen, x, scales)
 
@@ -178,6 +173,7 @@ def _launch(
             "SHARE": share_of(linear.depth, chosen),
             "LINES": chosen.lines,
             "MANY": many,
+            "COLUMNS": form.block_k,
             "ELEMENTS": form.elements,
             "DTYPE": _DTYPES[form.codes],
             "DEPENDENT": schedule.dependent,
