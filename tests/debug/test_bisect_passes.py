@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import drawn
+from drawn import drawn, drawn_in_one_of
 from harmed_pass import Fault, calls, check_named, planted
 from safetensors.torch import load_file, save_file
 from sharded import CASES as SHARDED
@@ -261,7 +261,7 @@ def _ends_with(script: Path) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("fault", drawn(1, [FAULTS[0], FAULTS[5], FAULTS[7]]), ids=str)
+@pytest.mark.parametrize("fault", drawn_in_one_of(2, [FAULTS[0], FAULTS[5], FAULTS[7]]), ids=str)
 def test_the_reproducer_shows_the_fault_by_itself(
     fault: Fault, artifact: Callable[..., Path], again: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
-from drawn import drawn
+from drawn import drawn_in_one_of
 from planted.catalogue import SOURCES
 from planted.trial import QUICK, in_new_process, try_fault, try_healthy
 from run_seed import again, run_seed
 
 pytestmark = pytest.mark.xdist_group("planted faults")
 
-# What bisects quickly: one fault of each side, of which the commit draws one. Those that cost seconds wait for the slow
-# run, and kernels have tests of their own.
+# What bisects quickly: one fault of each side, of which half of the commits draw one. Those that cost seconds wait for
+# the slow run, and kernels have tests of their own.
 _SAMPLE = ("merge-linears", "recipe")
 _MORE = ("insert-paged-kv", "fuse-add-rms-norm", "cpu", "weights")
 _FAULTS, _HEALTHY, _CHUNK = 200, 50, 10
@@ -20,7 +20,7 @@ _EXACT = 0.95
 
 
 @pytest.mark.parametrize(
-    "source", [*drawn(1, _SAMPLE), *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
+    "source", [*drawn_in_one_of(2, _SAMPLE), *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
 )
 def test_a_planted_fault_is_named(source: str) -> None:
     result = try_fault(f"{run_seed()} {source}", (source,))

@@ -69,17 +69,20 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
 
 
 @attention_dtypes
-@pytest.mark.parametrize("scales", [None, {}, {"k_scale": 0.3, "v_scale": 1.7}], ids=str)
 @pytest.mark.parametrize(
-    ("mix", "heads", "options"),
+    ("mix", "heads", "options", "scales"),
     some(
         1,
         [
-            ("a pair", Heads(4, 2, 64), {}),
-            ("all of it", Heads(4, 1, 64), {"soft_cap": 2.0}),
-            ("two groups", Heads(6, 2, 32), {}),
-            ("more rows than a tile", Heads(4, 1, 128), {}),
-            ("two groups", Heads(3, 1, 64), {"slopes": True}),
+            (*case, scales)
+            for case in (
+                ("a pair", Heads(4, 2, 64), {}),
+                ("all of it", Heads(4, 1, 64), {"soft_cap": 2.0}),
+                ("two groups", Heads(6, 2, 32), {}),
+                ("more rows than a tile", Heads(4, 1, 128), {}),
+                ("two groups", Heads(3, 1, 64), {"slopes": True}),
+            )
+            for scales in (None, {}, {"k_scale": 0.3, "v_scale": 1.7})
         ],
     ),
 )

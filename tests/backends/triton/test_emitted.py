@@ -56,7 +56,9 @@ EIGHT_BITS = [("append_attention", 64), ("append_attention", 128), ("paged_atten
 EIGHT_BITS += [("kv_append", 576), ("qk_norm_rope_append", 64)]
 
 
-@pytest.mark.parametrize(("op", "dim", "place"), drawn(1, [(*one, place) for one in EIGHT_BITS for place in (0, -1)]))
+@pytest.mark.parametrize(
+    ("op", "dim", "place"), drawn_in_one_of(2, [(*one, place) for one in EIGHT_BITS for place in (0, -1)])
+)
 def test_caches_of_eight_bits_compile(op: str, dim: int, place: int, tmp_path: Path) -> None:
     """For decode with the tokens of the step, and for prefill; heads of 64 and of 128, and a latent cache."""
     numbers = [
@@ -87,7 +89,7 @@ def test_the_judge_takes_the_reference_and_nothing_else(op: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize(
-    "format", drawn(1, ["int8", "int8_w8a8", "fp8", "fp8_block128", "int4_g128", "int4_g128_asym"])
+    "format", drawn_in_one_of(2, ["int8", "int8_w8a8", "fp8", "fp8_block128", "int4_g128", "int4_g128_asym"])
 )
 def test_quantized_weights_compile(format: str, tmp_path: Path) -> None:
     numbers = [

@@ -67,7 +67,7 @@ def test_four_bits(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "n", "k"),
     some(
-        8,
+        4,
         [
             (name, rows, n, k)
             for rows in (1, 13, 17, 64, 131)
