@@ -34,7 +34,8 @@ class InsertPagedKV(Pass):
     writes it. Caches with the same mask, such as a window, form a group that shares page numbers.
 
     page_size        tokens per page
-    kv_cache_dtype   "auto": the dtype of the keys. "fp8": f8e4m3, with the scales of the `attention` call.
+    kv_cache_dtype   "auto": the dtype of the keys. "fp8" and "int8": f8e4m3 and i8, with the scales of the `attention`
+                     call
 
     In programs whose steps hold whole sequences, such as those of embedding models, `attention` becomes
     `step_attention`. Nothing is cached there.

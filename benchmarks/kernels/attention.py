@@ -108,7 +108,7 @@ def measure(
 
 def main() -> None:
     parser = kernel_parser(__doc__ or "", 40.0)
-    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3"), default=AUTO)
+    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3", "i8"), default=AUTO)
     options = parser.parse_args()
     config, machine = SHAPES[options.shape], this_machine()
     peer = flashinfer_peer.installed() and options.cache_dtype == AUTO

@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("tune_attention.json"))
     parser.add_argument("--seconds", type=float, default=90.0, help="seconds after which no more sizes are tried")
-    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3"), default=AUTO)
+    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3", "i8"), default=AUTO)
     options = parser.parse_args()
     problems = [replace(problem, cache_dtype=options.cache_dtype) for problem in PROBLEMS]
     deadline = time.monotonic() + options.seconds

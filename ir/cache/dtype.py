@@ -1,8 +1,12 @@
-"""The dtype of a KV cache: the dtype of the keys, or eight-bit floats with one scale for keys and one for values.
+"""The dtype of a KV cache: the dtype of the keys, or eight bits with scales for keys and values.
 
-An f8e4m3 cache (OCP 8-bit floating point, arXiv 2209.05433) stores k / k_scale and v / v_scale. It divides in float32,
-saturates at 448 and rounds to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
-softmax scale, and `v_scale` multiplies the result before it is rounded.
+A cache of eight bits stores k / k_scale and v / v_scale. It divides in float32, saturates and rounds to nearest, ties
+to even:
+
+- f8e4m3 (OCP 8-bit floating point, arXiv 2209.05433) saturates at 448. NaN stays NaN.
+- i8 saturates at 127 on both sides and never stores -128. NaN, which it does not have, is stored as 0.
+
+Attention multiplies back: `k_scale` joins the softmax scale, and `v_scale` multiplies the result before it is rounded.
 
 Scales are attributes of the ops, because they are known at compile time, and kernels fold the scale of keys into a
 constant. So layers with different scales share no executables.
@@ -20,7 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 # The values of the option kv_cache_dtype; None: the dtype of the keys.
-CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES["f8e4m3"]}
+CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES["f8e4m3"], "int8": DTYPES["i8"]}
+# The largest number that a cache of eight bits stores, by the IR name of its dtype.
+HIGHEST: Mapping[str, float] = {"f8e4m3": 448.0, "i8": 127.0}
 
 
 class Typed(Protocol):
@@ -62,21 +68,21 @@ class CacheScales:
 
 
 def is_narrow(dtype: "torch.dtype") -> bool:
-    """Return whether `dtype` is f8e4m3, the one eight-bit float dtype that a KV cache can have."""
-    return DTYPE_NAMES.get(dtype) == "f8e4m3"
+    """Return whether `dtype` is one of the eight-bit dtypes that a KV cache can have: f8e4m3 or i8."""
+    return DTYPE_NAMES.get(dtype) in HIGHEST
 
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
     """Raise VerifyError if the cache `kv` cannot store keys and values of the dtype of `keys`.
 
-    It can if both dtypes are equal, or if the cache is f8e4m3 (eight-bit float). Scales other than 1.0 need f8e4m3.
+    It can if both dtypes are equal, or if the cache is f8e4m3 or i8. Scales other than 1.0 need one of these two.
     Queries may be passed as `keys`, because their dtype is equal.
     """
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
-        raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
+        raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, f8e4m3 or i8")
     if (options := CacheScales(k_scale, v_scale).options()) and not is_narrow(kv.dtype):
-        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales only with f8e4m3")
+        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales only with f8e4m3 or i8")
 
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
@@ -86,7 +92,7 @@ def as_movable(x: "torch.Tensor") -> "torch.Tensor":
     """
     import torch
 
-    return x.view(torch.uint8) if is_narrow(x.dtype) else x
+    return x.view(torch.uint8) if DTYPE_NAMES.get(x.dtype) == "f8e4m3" else x
 
 
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
@@ -96,6 +102,8 @@ def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.T
     if scale != 1.0:
         x = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32) / scale
     if is_narrow(dtype):
-        most = torch.finfo(dtype).max
+        most = HIGHEST[DTYPE_NAMES[dtype]]
         x = x.clamp(-most, most)  # torch turns larger numbers into NaN or the largest number, depending on its version
+    if dtype is torch.int8:
+        x = x.round().nan_to_num(0.0)  # the conversion truncates, and leaves NaN undefined
     return x.to(dtype)

@@ -315,7 +315,7 @@ def attention(
 
     A pass later replaces this op by ops that use a KV cache. `layer`, `k_scale` and `v_scale` are for that pass and do
     not change this op's result. Calls with equal `layer` have equal k and v, and will share one cache. The scales are
-    for a cache of f8e4m3.
+    for a cache of eight bits.
 
     Raises VerifyError for an unknown mask, and for widths that do not fit.
     """

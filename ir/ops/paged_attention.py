@@ -1,8 +1,8 @@
 """The paged KV cache: the op that writes it, and attention over it.
 
 `ingot.ir.cache.form` defines the cache's shape: [pages, 2, page, kv_heads, head_dim] if keys and values are equally
-wide. A slot is `page * page_size + offset`. The cache has the dtype of the keys, or f8e4m3 with one scale for keys and
-one for values (`ingot.ir.cache.dtype`).
+wide. A slot is `page * page_size + offset`. The cache has the dtype of the keys, or eight bits with scales
+(`ingot.ir.cache.dtype`).
 """
 
 from functools import cache
@@ -134,8 +134,8 @@ def kv_append(
     values are part of the keys, and only keys are stored. Keys are divided by `k_scale`, and values by `v_scale`. Both
     are rounded to the cache's dtype.
 
-    Raises VerifyError if the cache's shape does not fit k and v. Also raises it unless the cache has the keys' dtype or
-    f8e4m3.
+    Raises VerifyError if the cache's shape does not fit k and v. Also raises it unless the cache has the keys' dtype,
+    f8e4m3 or i8.
     """
     result = kv.clone()
     _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
@@ -463,7 +463,7 @@ def paged_attention(
     (`ingot.ir.cache.dtype`). If values are part of the keys, `v_scale` equals `k_scale`.
 
     Raises VerifyError for an unknown mask, slopes with a tree, or an unknown cache shape. Also raises it if the cache's
-    dtype is neither q's nor f8e4m3.
+    dtype is neither q's nor f8e4m3 nor i8.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()

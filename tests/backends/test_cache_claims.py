@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from eight_bit_samples import FLOAT8
+from eight_bit_samples import FLOAT8, INT8, in_eight_bits
 from one_call import OneCall
 from triton_attention import MASKS, a_step
 
@@ -22,6 +22,7 @@ from ingot.ir.backend import Backend, No
 from ingot.ir.machine.target import Target
 from ingot.ir.masks import KINDS, Mask
 from ingot.ir.ops import OPS
+from ingot.ir.types import DTYPE_NAMES
 
 TREE = "tree"
 OPS_OVER_CACHES = ("append_attention", "paged_attention", "partial_attention")
@@ -31,16 +32,16 @@ INVARIANT = BucketClass(name="steps", tokens=(65, 2048), features=owed_features(
 
 @dataclass(frozen=True)
 class Asked:
-    """A call of `op` by `mask` over a cache of eight bits if `narrow`, in steps of a bucket class."""
+    """A call of `op` by `mask` over a cache of the dtype `narrow`, or of q's dtype, in steps of a bucket class."""
 
     op: str
     mask: str
-    narrow: bool
+    narrow: torch.dtype | None
     bucket: BucketClass
 
     def call(self) -> OneCall:
         step = a_step([(2, 40), (1, 7)], torch.bfloat16)
-        kv = step.kv.to(FLOAT8) if self.narrow else step.kv
+        kv = step.kv if self.narrow is None else in_eight_bits(step.kv, self.narrow)
         options = {"scale": 0.125, "mask": self.mask, **({"k_scale": 0.3, "v_scale": 1.7} if self.narrow else {})}
         bits = (None, torch.zeros(len(step.q), dtype=torch.int64)) if self.mask == TREE else ()
         if self.op != "append_attention":
@@ -70,8 +71,8 @@ def of_flashinfer(asked: Asked) -> str | None:
         return f"no kernel for ingot.{asked.op}"
     if asked.bucket is FEW:
         return "the kernels are for steps of more than 64 tokens, and these have 16"
-    if asked.narrow:
-        return "the kernels are built for caches of q's dtype, and this one is of f8e4m3"
+    if asked.narrow is not None:
+        return f"the kernels are built for caches of q's dtype, and this one is of {DTYPE_NAMES[asked.narrow]}"
     if Mask.named(asked.mask).kind not in ("causal", "window"):
         return f"no kernel for the mask {asked.mask}"
     packages = find_packages()
@@ -105,9 +106,9 @@ TABLE: list[tuple[Backend, str, Callable[[Asked], str | None]]] = [
 ]
 
 
-@pytest.mark.parametrize("narrow", [False, True], ids=["auto", "fp8"])
+@pytest.mark.parametrize("narrow", [None, FLOAT8, INT8], ids=["auto", "fp8", "int8"])
 @pytest.mark.parametrize("mask", [*MASKS, TREE])
-def test_every_mask_and_cache_is_taken_or_refused_by_name(mask: str, narrow: bool) -> None:
+def test_every_mask_and_cache_is_taken_or_refused_by_name(mask: str, narrow: torch.dtype | None) -> None:
     for op in OPS_OVER_CACHES:
         if mask == TREE and op != "paged_attention":
             continue  # other ops have no ancestors, and are no programs: `check_mask`
@@ -131,6 +132,8 @@ def test_the_table_has_every_kind_of_mask_and_every_op_that_reads_a_cache() -> N
 @pytest.mark.parametrize("target", ["sm_80", "sm_86"])
 def test_gpus_that_do_not_convert_eight_bits_refuse_them(target: str) -> None:
     for op in OPS_OVER_CACHES:
-        call = Asked(op, "causal", True, FEW).call()
+        call = Asked(op, "causal", FLOAT8, FEW).call()
         answer = Triton().claim([call.call_of(call.body())], Target.named(target), FEW)
         assert answer == No("a cache of f8e4m3, and kernels for it need sm_89 or newer")
+        call = Asked(op, "causal", INT8, FEW).call()
+        assert not isinstance(Triton().claim([call.call_of(call.body())], Target.named(target), FEW), No)

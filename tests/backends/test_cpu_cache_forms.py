@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from eight_bit_samples import FLOAT8, eight_bit_samples
+from eight_bit_samples import FLOAT8, INT8, NARROW, UNWRITTEN, eight_bit_samples
 
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.numerics.tolerances import compare
@@ -24,7 +24,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"mask": "bidirectional", "sinks": True},
     {"mask": "block_causal_6"},
 ]
-# Scales of caches of f8e4m3; those of values are for forms that hold them apart.
+# Scales of caches of eight bits; those of values are for forms that hold them apart.
 SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}]
 Library = Mapping[str, Callable[..., Any]]
 
@@ -36,17 +36,18 @@ def paged(
     dtype: torch.dtype,
     library: Library,
     scales: Mapping[str, float] | None = None,
+    narrow: torch.dtype = FLOAT8,
 ) -> tuple[torch.Tensor, ...]:
-    """The arguments of attention over pages that `kv_append` has filled; NaN wherever nothing was written. Heads of
-    q, k and v lie in wider products. With `scales` the cache is of f8e4m3: some keys and values are beyond its range,
-    and some are zero."""
+    """The arguments of attention over pages that `kv_append` has filled; NaN or -128 wherever nothing was written.
+    Heads of q, k and v lie in wider products. With `scales` the cache is of eight bits: some keys and values are beyond
+    its range, and some are zero."""
     g = torch.Generator().manual_seed(sum(lengths))
     kv_heads, heads, page = 2, 6, 16
     width = max(-(-length // page) for length in lengths)
     table = torch.randperm(len(lengths) * width + 2, generator=g)[: len(lengths) * width].view(-1, width).int()
-    kv = torch.full(
-        (len(lengths) * width + 2, *form.shape(page, kv_heads)[1:]), math.nan, dtype=dtype if scales is None else FLOAT8
-    )
+    held = dtype if scales is None else narrow
+    unwritten = UNWRITTEN if held is INT8 else math.nan
+    kv = torch.full((len(lengths) * width + 2, *form.shape(page, kv_heads)[1:]), unwritten, dtype=held)
     for row, length in zip(table, lengths, strict=True):
         both = torch.randn(length + 1, kv_heads, form.key_width + form.value_width + 3, generator=g).to(dtype)
         if scales is not None:
@@ -89,11 +90,17 @@ def test_it_is_the_float64_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
 @pytest.mark.parametrize("scales", SCALES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("form", [EQUAL, FORMS[1], FORMS[2]], ids=str)
 def test_caches_of_eight_bits_are_the_float64_reference(
-    form: CacheForm, options: dict[str, Any], scales: dict[str, float], dtype: torch.dtype, library: Library
+    form: CacheForm,
+    options: dict[str, Any],
+    scales: dict[str, float],
+    narrow: torch.dtype,
+    dtype: torch.dtype,
+    library: Library,
 ) -> None:
     options = {"scale": 0.2, **options}
     sinks = [torch.linspace(-1, 2, 6).to(dtype)] if options.pop("sinks", False) else []
@@ -102,8 +109,8 @@ def test_caches_of_eight_bits_are_the_float64_reference(
         scales = {name: 0.3 for name in scales}
     options |= scales
     for counts, lengths in (([1, 5, 2], [37, 5, 80]), ([40, 1], [61, 20])):
-        args = (*paged(form, counts, lengths, dtype, library, scales), *sinks)
-        assert bool((args[1].float().nan_to_num().abs() == 448).any())
+        args = (*paged(form, counts, lengths, dtype, library, scales, narrow), *sinks)
+        assert bool((args[1].float().nan_to_num().abs() == (448 if narrow is FLOAT8 else 127)).any())
         exact = [arg.double() if arg.dtype is dtype else arg for arg in args]
         wanted, sums = OPS["partial_attention"].reference(*exact, **options)
         found = library["ingot.paged_attention"](*args, **options)
@@ -155,13 +162,34 @@ def test_every_number_is_rounded_to_eight_bits_as_the_reference_rounds_it(dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_every_number_is_rounded_to_int8_as_python_rounds_it(
+    scale: float, dtype: torch.dtype, library: Library
+) -> None:
+    """Halves go to the even neighbour, both ends are 127, and NaN is stored as 0."""
+    whole = torch.arange(-131.0, 131.5, 0.5)
+    near = [torch.nextafter(whole, torch.tensor(end)) for end in (-math.inf, math.inf)]
+    numbers = torch.cat([whole, *near, torch.tensor([1e4, -1e30, math.inf, -math.inf, math.nan, 1e-9])]).to(dtype)
+    x = torch.cat([numbers, numbers.new_zeros(-len(numbers) % 16)]).view(1, -1, 16)
+    kv = torch.full((1, 2, 1, x.shape[1], 16), UNWRITTEN, dtype=INT8)
+    args, scales = (x, x.flip(1).contiguous(), torch.tensor([0])), {"k_scale": scale, "v_scale": 2.0}
+    reference = OPS["kv_append"].reference(kv, *args, **scales)
+    library["ingot.kv_append"](kv, *args, **scales)
+    divided = (x.float() / torch.tensor(scale)).flatten().tolist()
+    expected = [0 if math.isnan(one) else round(max(-127.0, min(127.0, one))) for one in divided]
+    assert kv[0, 0].flatten().tolist() == expected
+    assert torch.equal(reference, kv) and int(kv.min()) == -127
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_fused_write_rounds_to_eight_bits_after_the_dtype_of_keys(dtype: torch.dtype, library: Library) -> None:
     for sample in eight_bit_samples("qk_norm_rope_append", dtype):
         kv = sample.args[0].clone()
         found = library["ingot.qk_norm_rope_append"](kv, *sample.args[1:], **sample.kwargs)
         q, cache = OPS["qk_norm_rope_append"].reference(*sample.args, **sample.kwargs)
         assert (problem := compare(found, q, dtype)) is None, problem
-        # A key may lie on the other side of a tie in the model's dtype: one step of eight bits, a part in eight.
+        # A key may lie on the other side of a tie in the model's dtype: one step of eight bits, 1 or a part in eight.
         wide = [one.float() for one in (kv, cache)]
-        assert bool(((wide[0] - wide[1]).abs() <= wide[1].abs() / 8 + 2**-9).all())
+        step = torch.ones(()) if kv.dtype is INT8 else wide[1].abs() / 8 + 2**-9
+        assert bool(((wide[0] - wide[1]).abs() <= step).all())
         assert float((wide[0] != wide[1]).float().mean()) < 0.02

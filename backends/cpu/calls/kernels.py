@@ -10,7 +10,8 @@ from ingot.backends.cpu.interface import built_digest, interface_digest
 from ingot.ir.errors import ArtifactError
 
 SUFFIXES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-FLOAT8 = torch.float8_e4m3fn
+# The dtypes of caches of eight bits (`ingot.ir.cache.dtype`).
+NARROW = {torch.float8_e4m3fn: "f8", torch.int8: "i8"}
 POINTER, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 Function = Callable[..., None]
@@ -49,10 +50,21 @@ class Kernels:
     def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
         """Return the versions of the C++ function `name`. Keys are (dtype of q, k and v, dtype of the KV cache).
 
-        The cache has the same dtype as q, k and v, or float8_e4m3fn.
+        The cache has the same dtype as q, k and v, or float8_e4m3fn or int8.
         """
-        narrow = {(dtype, FLOAT8): self.one(f"{name}_{suffix}_f8", *types) for dtype, suffix in SUFFIXES.items()}
+        narrow = self.by_narrow_cache(name, *types)
         return narrow | {(dtype, dtype): one for dtype, one in self.by_dtype(name, *types).items()}
+
+    def by_narrow_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
+        """Return the versions of the C++ function `name` for caches of eight bits.
+
+        Keys are (dtype of q, k and v, dtype of the KV cache).
+        """
+        return {
+            (dtype, narrow): self.one(f"{name}_{suffix}_{ending}", *types)
+            for dtype, suffix in SUFFIXES.items()
+            for narrow, ending in NARROW.items()
+        }
 
     def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
         """Return the versions of the C++ function `name`. Keys are (dtype of the activations, dtype of the weight).

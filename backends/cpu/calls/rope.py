@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.cpu.calls.kernels import FLOAT8, INT, POINTER, REAL, SUFFIXES, Kernels
+from ingot.backends.cpu.calls.kernels import INT, NARROW, POINTER, REAL, Kernels
 from ingot.ir.cache.form import CacheForm
 
 
@@ -103,7 +103,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
 def _kv_append(kernels: Kernels) -> Callable[..., None]:
     types = (*[POINTER] * 4, *[INT] * 13)
     copy = kernels.one("kv_append", *types)
-    convert = {dtype: kernels.one(f"kv_append_{suffix}_f8", *types, REAL, REAL) for dtype, suffix in SUFFIXES.items()}
+    convert = kernels.by_narrow_cache("kv_append", *types, REAL, REAL)
 
     def kv_append(
         kv: torch.Tensor,
@@ -114,11 +114,11 @@ def _kv_append(kernels: Kernels) -> Callable[..., None]:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
-        form, narrow = CacheForm.of(k, v), kv.dtype is FLOAT8
+        form, narrow = CacheForm.of(k, v), kv.dtype in NARROW
         size = 1 if narrow else kv.element_size()  # copies count in bytes
         values = (0, 0) if v is None else v.stride()[:2]
         strides = (*k.stride()[:2], *values, kv.stride(0), kv.stride(2), kv.stride(3))
-        function, scales = (convert[k.dtype], (k_scale, v_scale)) if narrow else (copy, ())
+        function, scales = (convert[k.dtype, kv.dtype], (k_scale, v_scale)) if narrow else (copy, ())
         function(
             kv.data_ptr(),
             k.data_ptr(),

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "float8.h"
+#include "cached.h"
 #include "pool.h"
 
 namespace {
@@ -172,6 +172,6 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *
 
 #define PAGED_ATTENTION(T, SUFFIX)          \
   PAGED_ATTENTION_OVER(T, SUFFIX, T)        \
-  PAGED_ATTENTION_OVER(T, SUFFIX##_f8, Float8)
+  FOR_EACH_NARROW(PAGED_ATTENTION_OVER, T, SUFFIX)
 
 FOR_EACH_DTYPE(PAGED_ATTENTION)

@@ -51,15 +51,4 @@ inline void store(float value, Float8 *place) {
   place->bits = static_cast<uint8_t>(sign | code);
 }
 
-// Writes `count` keys or values to a cache. With a cache of their dtype it copies; only Float8 caches use the scale.
-template <typename T>
-inline void put(T *place, const T *x, int64_t count, float) {
-  std::memcpy(place, x, count * sizeof(T));
-}
-
-template <typename T>
-inline void put(Float8 *place, const T *x, int64_t count, float scale) {
-  for (int64_t i = 0; i < count; ++i) store(to_float(x[i]) / scale, place + i);
-}
-
 }  // namespace

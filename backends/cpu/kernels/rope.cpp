@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "float8.h"
+#include "cached.h"
 #include "norm.h"
 
 namespace {
@@ -95,7 +95,7 @@ void qk_norm_rope_append(T *out, C *cache, const Heads<T> &q, const Heads<T> &k,
          Turn{table, rotary, dim, interleaved != 0});                                                                \
   }                                                                                                                  \
   APPEND(T, SUFFIX, T)                                                                                               \
-  APPEND(T, SUFFIX##_f8, Float8)
+  FOR_EACH_NARROW(APPEND, T, SUFFIX)
 
 #define APPEND(T, SUFFIX, C)                                                                                         \
   extern "C" void qk_norm_rope_append_##SUFFIX(                                                                      \
@@ -129,22 +129,24 @@ extern "C" void kv_append(char *cache, const char *k, const char *v, const int64
   }
 }
 
-// The same for a cache of Float8: divides by a scale. Sizes and strides are elements.
-#define NARROW_APPEND(T, SUFFIX)                                                                                       \
-  extern "C" void kv_append_##SUFFIX##_f8(                                                                             \
-      Float8 *cache, const T *k, const T *v, const int64_t *slots, int64_t tokens, int64_t page, int64_t heads,        \
+// The same for a cache of eight bits: divides by a scale. Sizes and strides are elements.
+#define NARROW_APPEND(T, SUFFIX, C)                                                                                    \
+  extern "C" void kv_append_##SUFFIX(                                                                                  \
+      C *cache, const T *k, const T *v, const int64_t *slots, int64_t tokens, int64_t page, int64_t heads,        \
       int64_t key_size, int64_t value_size, int64_t k_token, int64_t k_head, int64_t v_token, int64_t v_head,          \
       int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double k_scale,             \
       double v_scale) {                                                                                                \
     for (int64_t t = 0; t < tokens; ++t) {                                                                             \
       if (slots[t] < 0) continue;                                                                                      \
-      Float8 *row = cache + slots[t] / page * page_stride + slots[t] % page * slot_stride;                             \
+      C *row = cache + slots[t] / page * page_stride + slots[t] % page * slot_stride;                             \
       for (int64_t h = 0; h < heads; ++h) {                                                                            \
-        Float8 *place = row + h * head_stride;                                                                         \
+        C *place = row + h * head_stride;                                                                         \
         put(place, k + t * k_token + h * k_head, key_size, static_cast<float>(k_scale));                               \
         if (v) put(place + value_offset, v + t * v_token + h * v_head, value_size, static_cast<float>(v_scale));       \
       }                                                                                                                \
     }                                                                                                                  \
   }
 
-FOR_EACH_DTYPE(NARROW_APPEND)
+#define NARROW_APPENDS(T, SUFFIX) FOR_EACH_NARROW(NARROW_APPEND, T, SUFFIX)
+
+FOR_EACH_DTYPE(NARROW_APPENDS)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from ingot.backends.triton.kernels.attention_constants import Fed, Layout, Strides
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
@@ -87,12 +89,14 @@ def want_one_dtype(call: Call, *names: str) -> None:
 def want_cache_dtype(call: Call, sm: int, name: str) -> None:
     """Raise Refused if the kernels do not support the dtype of the call's KV cache.
 
-    They support the dtype of the tensor `name`, and 8-bit dtypes that the GPU converts. `sm` is the compute capability.
+    They support the dtype of the tensor `name`, i8, and f8e4m3 on GPUs that convert it. `sm` is the compute
+    capability.
     """
-    if is_narrow(call.value("kv").type.dtype):
+    dtype = call.value("kv").type.dtype
+    if dtype is torch.float8_e4m3fn:
         needed = FEATURES["fp8"]
         call.want(sm in needed, f"a cache of {call.dtype_name('kv')}, and kernels for it need {needed.needs}")
-    else:
+    elif not is_narrow(dtype):
         want_one_dtype(call, "kv", name)
 
 

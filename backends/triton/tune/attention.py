@@ -32,6 +32,8 @@ _EPS, _THETA = 1e-5, 5e5
 _POSITIONS = 1 << 16  # rows of the rotary table: the longest context of all mixes
 # The factor of q, so that scores are about one: q and the keys are random numbers of about 0.02.
 _Q_SCALE = 2500.0
+# The scale of caches in i8, which hold whole numbers of about 32 in place of 0.02 (`Pool` in device.py).
+_I8_SCALE = 0.02 / 32
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
         found |= {"eps": _EPS, "interleaved": False}
     if problem.cache_form.shared:
         found["value_width"] = problem.cache_form.value_width
+    if problem.cached_as == "i8":
+        found |= {"k_scale": _I8_SCALE, "v_scale": _I8_SCALE}
     return found
 
 
@@ -237,6 +241,8 @@ class Steps:
         split = [problem.group * problem.kv_heads, heads, heads]
         numbers = self._kv.flatten()[: count * sum(split) * problem.dim]
         merged = numbers.view(count, -1, problem.dim).to(DTYPES[problem.dtype], copy=True)
+        if problem.cached_as == "i8":
+            merged *= _I8_SCALE
         merged[:, : split[0]] *= _Q_SCALE
         q, k, v = merged.split(split, 1)
         table = torch.nn.utils.rnn.pad_sequence(list(self._pages(step).split(self.needed)), batch_first=True)

@@ -142,7 +142,8 @@ class Pool:
 
     def _fill(self, part: torch.Tensor) -> None:
         if is_narrow(part.dtype):  # torch cannot draw random numbers of such a dtype
-            part.copy_(torch.randn(part.shape, device=DEVICE, generator=self.generator).mul_(0.02))
+            size = 0.02 if part.dtype.is_floating_point else 32  # i8 holds whole numbers up to 127
+            part.copy_(torch.randn(part.shape, device=DEVICE, generator=self.generator).mul_(size))
         else:
             part.normal_(generator=self.generator).mul_(0.02)
 

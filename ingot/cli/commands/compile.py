@@ -27,7 +27,7 @@ def compile_checkpoint(
     target: str = "auto",
     backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
     max_tokens: int | None = None,

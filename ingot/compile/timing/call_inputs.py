@@ -69,7 +69,7 @@ def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Gen
     made: list[torch.Tensor] = []
     for node in body.placeholders():
         wanted = held_type(node)
-        if wanted.dtype.is_floating_point:
+        if wanted.dtype.is_floating_point or is_narrow(wanted.dtype):
             made.append(_random(wanted, sizes, device, generator))
         elif (value := integers.get(names.get(node, ""))) is not None and value.shape == wanted.bind(sizes):
             made.append(value.to(device, wanted.dtype))
@@ -110,7 +110,8 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
     strides = wanted.strides or torch.empty(shape, device="meta").stride()
     made = torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device)
     if is_narrow(wanted.dtype):  # torch cannot draw in these dtypes
-        return made.copy_(torch.randn(shape, device=device, generator=generator))
+        size = 1 if wanted.dtype.is_floating_point else 32  # i8 holds whole numbers up to 127
+        return made.copy_(size * torch.randn(shape, device=device, generator=generator))
     return made.normal_(generator=generator)
 
 

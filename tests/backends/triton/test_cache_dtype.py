@@ -8,7 +8,7 @@ import pytest
 import torch
 from call_oracle import rounded_worse
 from drawn import drawn_in_one_of
-from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
+from eight_bit_samples import FLOAT8, INT8, NARROW, OVER_CACHES, UNWRITTEN, eight_bit_samples
 from op_values import widened
 from paged_steps import Heads
 from triton_attention import (
@@ -36,6 +36,7 @@ from ingot.ir.types import TensorType
 # None, one that moves what is rounded, and one in whose range nothing saturates.
 SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
 scaled = pytest.mark.parametrize("scales", SCALES, ids=str)
+caches = pytest.mark.parametrize("narrow", some(1, NARROW), ids=str)
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
@@ -67,12 +68,28 @@ def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, fl
     assert torch.equal(*signs) and bool(found.isnan().any()) and bool((found.float().abs() == 448).any())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@scaled
+def test_every_number_is_rounded_to_int8_as_the_reference_rounds_it(
+    scales: dict[str, float], dtype: torch.dtype
+) -> None:
+    whole = torch.arange(-131.0, 131.5, 0.5)
+    near = [torch.nextafter(whole, torch.tensor(end)) for end in (-math.inf, math.inf)]
+    x = torch.cat([whole, *near, torch.tensor([1e4, -1e30, math.inf, -math.inf, math.nan, 1e-9])]).to(dtype)
+    x = torch.cat([x, x.new_zeros(-len(x) % 16)]).view(1, -1, 16)
+    args = (torch.full((1, 2, 1, x.shape[1], 16), UNWRITTEN, dtype=INT8), x, x.flip(1).contiguous(), torch.tensor([0]))
+    expected = OPS["kv_append"].reference(*args, **scales)
+    (found,) = run_lowering(OPS["kv_append"], LOWERINGS["kv_append"], args, scales)
+    assert torch.equal(found.cpu(), expected) and int(expected.min()) == -127 and int(expected.max()) == 127
+
+
 @attention_dtypes
+@caches
 @pytest.mark.parametrize("name", some(1, OVER_CACHES))
-def test_samples(name: str, dtype: torch.dtype) -> None:
+def test_samples(name: str, narrow: torch.dtype, dtype: torch.dtype) -> None:
     """Those of the definitions: forms of caches, masks, gains, trees, shared prefixes."""
     op = OPS[name]
-    for sample in eight_bit_samples(name, dtype):
+    for sample in eight_bit_samples(name, dtype, caches=(narrow,)):
         if name in ATTENTIONS:
             call = op.bind(sample.args, sample.kwargs)
             step = replace(a_step([(1, 0)], dtype), kv=call["kv"], q=call["q"], q_starts=call["q_starts"])
@@ -92,13 +109,13 @@ MIXED: Mix = [(33, 20), (1, 140), (1, 0), (0, 7), (2, 5)]
 
 
 @attention_dtypes
-@pytest.mark.parametrize(("mask", "scales"), some(1, itertools.product(MASKS, SCALES[1:])))
-def test_every_mask(mask: str, scales: dict[str, float], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("mask", "scales", "narrow"), some(1, itertools.product(MASKS, SCALES[1:], NARROW)))
+def test_every_mask(mask: str, scales: dict[str, float], narrow: torch.dtype, dtype: torch.dtype) -> None:
     """In steps of few tokens, of prompts beside decoding, and in deterministic ones, with sinks and a cap."""
-    few = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales)
+    few = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales, narrow)
     sinks = torch.linspace(-1.0, 3.0, GROUPED.q).to(dtype)
     over_pages(few, 16, sinks, mask=mask, soft_cap=1.5, **scales)
-    mixed = narrowed(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=3), scales)
+    mixed = narrowed(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=3), scales, narrow)
     over_pages(mixed, 2048, mask=mask, **scales)
     over_pages(few, 16, sinks, mask=mask, invariant=True, **scales)
     if mask not in ("bidirectional", "block_causal_8"):
@@ -117,6 +134,7 @@ def test_trees(dtype: torch.dtype) -> None:
 
 
 @attention_dtypes
+@caches
 @pytest.mark.parametrize(
     ("heads", "scales"),
     some(
@@ -131,9 +149,9 @@ def test_trees(dtype: torch.dtype) -> None:
     ),
     ids=str,
 )
-def test_sizes_of_heads(heads: Heads, scales: dict[str, float], dtype: torch.dtype) -> None:
+def test_sizes_of_heads(heads: Heads, scales: dict[str, float], narrow: torch.dtype, dtype: torch.dtype) -> None:
     """Contexts in several splits, the longest in more than short ones; several tokens of a sequence in one step."""
-    step = narrowed(a_step([(1, 75), (2, 30), (1, 150), (1, 0)], dtype, heads, gap=1), scales)
+    step = narrowed(a_step([(1, 75), (2, 30), (1, 150), (1, 0)], dtype, heads, gap=1), scales, narrow)
     appended(step, 16, cores=6, **scales)
     over_pages(step, 16, **scales)
     over_pages(step, 128, **scales)
@@ -162,10 +180,11 @@ LATENT = [Heads(34, 1, 576, 512, shared=True)]
 
 
 @attention_dtypes
+@caches
 @pytest.mark.parametrize(
     "heads", [*some(1, FORMS), *(drawn_in_one_of(12, LATENT) if DEVICE == "cpu" else LATENT)], ids=str
 )
-def test_every_form_of_cache(heads: Heads, dtype: torch.dtype) -> None:
+def test_every_form_of_cache(heads: Heads, narrow: torch.dtype, dtype: torch.dtype) -> None:
     """What fills it is written by the kernel that does, to the bit."""
     scales = {"k_scale": 0.3, "v_scale": 0.3 if heads.shared else 1.7}
     for mix, most, invariant in (
@@ -173,7 +192,7 @@ def test_every_form_of_cache(heads: Heads, dtype: torch.dtype) -> None:
         ([(19, 30), (0, 4), (1, 65)], 2048, False),
         ([(1, 40), (3, 20)], 32, True),
     ):
-        step = narrowed(a_step(mix, dtype, heads, gap=1), scales)
+        step = narrowed(a_step(mix, dtype, heads, gap=1), scales, narrow)
         given = (step.kv, step.k, step.v, step.slots)
         (found,) = run_lowering(OPS["kv_append"], LOWERINGS["kv_append"], given, scales, dims={"T": len(step.q)})
         kv = OPS["kv_append"].reference(*given, **scales)

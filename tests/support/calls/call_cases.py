@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from drawn_edits import drawn_edits
-from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
+from eight_bit_samples import NARROW, OVER_CACHES, eight_bit_samples, in_eight_bits
 from odd_samples import odd_samples
 from one_call import OneCall, moved
 from op_values import ints, random_step
@@ -53,14 +53,15 @@ def cases(op: str, dtype: torch.dtype) -> Calls:
 
 
 def _narrowed(call: OneCall, number: int) -> OneCall:
-    """The call over a cache of eight bits, every other one with scales. Some keys and values are beyond its range."""
+    """The call over a cache of eight bits, in f8e4m3 and i8 in turn, and with scales or without. Some keys and values
+    are beyond its range."""
     given = OPS[call.op].bind(call.args, dict(call.kwargs))
     shared = given.get("value_width") is not None or ("k" in given and given["v"] is None)
     scales = {"k_scale": 0.3, "v_scale": 0.3 if shared else 1.7} if number % 2 else {}
 
     def change(name: str, value: Any) -> Any:
         if name == "kv":
-            return value.to(FLOAT8)
+            return in_eight_bits(value, NARROW[number // 2 % 2])
         if name in ("k", "v") and value is not None:
             value = moved(value, "cpu")
             value[:1] *= 2000 * scales.get(f"{name}_scale", 1.0)

@@ -28,7 +28,7 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
     for index, (one, reference, exact) in enumerate(zip(found, references, exacts, strict=True)):
         if one.dtype != reference.dtype or one.shape != reference.shape:
             return f"result {index} is {one.dtype}{list(one.shape)}, expected {reference.dtype}{list(reference.shape)}"
-        if not one.is_floating_point():
+        if not one.is_floating_point() and one.dtype is not torch.int8:
             problem = compare(one, reference, one.dtype)
         else:
             problem = rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
@@ -40,7 +40,7 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
 def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float = 1.0) -> str | None:
     """How `found` is further from `exact` than `reference` and `factor` times the table allow, in words."""
     if found.dtype not in TOLERANCES:
-        return _eight_bits_worse(found.float(), reference.float())
+        return _eight_bits_worse(found, reference)
     finite = reference.isfinite()
     if not same_bits(found.masked_fill(finite, 0), reference.masked_fill(finite, 0)):
         return f"it is finite, or not, at other places than the {int((~finite).sum())} of the reference"
@@ -62,12 +62,15 @@ def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Ten
 
 def _eight_bits_worse(found: torch.Tensor, reference: torch.Tensor) -> str | None:
     """How they differ, in words. What is rounded to eight bits may have been summed in another order: a few numbers lie
-    on the other side of a tie, by one step of f8e4m3, which is a part in eight or its least number, 2^-9."""
+    on the other side of a tie, by one step. In i8 that is 1, in f8e4m3 a part in eight or its least number, 2^-9."""
+    whole = found.dtype is torch.int8
+    found, reference = found.float(), reference.float()
     if not torch.equal(found.isnan(), reference.isnan()):
         return f"NaN at other places than the {int(reference.isnan().sum())} of the reference"
     found, reference = found.nan_to_num(), reference.nan_to_num()
     wrong = found != reference
-    far = int(((found - reference).abs() > reference.abs() / 8 + 2**-9).sum())
+    step = torch.ones(()) if whole else reference.abs() / 8 + 2**-9
+    far = int(((found - reference).abs() > step).sum())
     if not far and int(wrong.sum()) <= 1 + wrong.numel() // 50:
         return None
     return f"{int(wrong.sum())} of {wrong.numel()} numbers of eight bits are others, {far} by more than a step"

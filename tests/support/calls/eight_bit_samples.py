@@ -1,5 +1,6 @@
-"""The samples of ops over KV caches, with caches of f8e4m3."""
+"""The samples of ops over KV caches, with caches of eight bits: f8e4m3 and i8."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,15 +10,32 @@ from ingot.ir.ops import OPS, Sample
 # Ops that move the rows of a cache.
 _MOVERS = ("move_slots", "state_copy", "state_move", "state_zero")
 OVER_CACHES = ("append_attention", "kv_append", "paged_attention", "partial_attention", "qk_norm_rope_append")
-FLOAT8 = torch.float8_e4m3fn
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
+NARROW = (FLOAT8, INT8)
+# What an i8 cache holds where nothing was written: a number that is never stored.
+UNWRITTEN = -128
 
 
-def eight_bit_samples(name: str, dtype: torch.dtype, seed: int = 0) -> list[Sample]:
+def in_eight_bits(kv: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
+    """A cache of this dtype with the numbers of `kv`; in i8, which holds whole numbers, with 32 times them."""
+    if narrow is FLOAT8:
+        return kv.to(FLOAT8)
+    whole = (32 * kv.float()).round().clamp(-127, 127)
+    return torch.where(whole.isnan(), UNWRITTEN, whole.nan_to_num(0.0)).to(INT8)
+
+
+def eight_bit_samples(
+    name: str, dtype: torch.dtype, seed: int = 0, caches: Sequence[torch.dtype] = NARROW
+) -> list[Sample]:
     """Without scales and with them; keys and values that are written go beyond what eight bits hold."""
+    return [sample for narrow in caches for sample in _samples_over(name, dtype, seed, narrow)]
+
+
+def _samples_over(name: str, dtype: torch.dtype, seed: int, narrow: torch.dtype) -> list[Sample]:
     op = OPS[name]
     if name in _MOVERS:
         given = op.samples(torch.Generator().manual_seed(seed), dtype)
-        return [replace(sample, args=(sample.args[0].to(FLOAT8), *sample.args[1:])) for sample in given]
+        return [replace(sample, args=(in_eight_bits(sample.args[0], narrow), *sample.args[1:])) for sample in given]
     if name not in OVER_CACHES:
         return []
     found = []
@@ -27,7 +45,7 @@ def eight_bit_samples(name: str, dtype: torch.dtype, seed: int = 0) -> list[Samp
 
             def change(name: str, value: object) -> object:
                 if name == "kv":
-                    return value.to(FLOAT8)  # type: ignore[attr-defined]
+                    return in_eight_bits(value, narrow)  # type: ignore[arg-type]
                 return 300 * value if name == "k" else value  # type: ignore[operator]
 
             args, kwargs = op.changed(sample.args, dict(sample.kwargs), change)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from call_oracle import rounded_worse
-from eight_bit_samples import FLOAT8
+from eight_bit_samples import FLOAT8, in_eight_bits
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
 from triton_schedules import DEVICE, TESTED, run_lowering
@@ -40,14 +40,14 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
     return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
 
 
-def narrowed(step: PagedStep, scales: dict[str, float]) -> PagedStep:
-    """The step over a cache of eight bits, NaN where nothing was written. The keys and values of the first token are
-    beyond what eight bits hold."""
+def narrowed(step: PagedStep, scales: dict[str, float], narrow: torch.dtype = FLOAT8) -> PagedStep:
+    """The step over a cache of eight bits, NaN or -128 where nothing was written. The keys and values of the first
+    token are beyond what eight bits hold."""
     k, v = step.k.clone(), None if step.v is None else step.v.clone()
     k[0] *= 2000 * scales.get("k_scale", 1.0)
     if v is not None:
         v[0] *= 2000 * scales.get("v_scale", 1.0)
-    return replace(step, kv=step.kv.to(FLOAT8), k=k, v=v)
+    return replace(step, kv=in_eight_bits(step.kv, narrow), k=k, v=v)
 
 
 def agree(
