@@ -36,7 +36,7 @@ def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
                 where=str(checkpoint.folder),
                 expected="k_scale and v_scale",
             )
-    return {layer: CacheScales(**scales) for layer, scales in found.items()}
+    return {layer: CacheScales(scales["k"], scales["v"]) for layer, scales in found.items()}
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:

@@ -10,7 +10,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, No, alternatives, has_call_kernels
-from ingot.ir.cache.dtype import CacheScales
+from ingot.ir.cache.dtype import SCALE_DEFAULTS, CacheScales
 from ingot.ir.program import is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
@@ -78,7 +78,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
             return f"q and k are rotated differently: {part} is {described(one)} and {described(other)}"
     if q.norm_last != k.norm_last:
         return f"{'q' if q.norm_last else 'k'} alone is normed after its rotation"
-    names = ("kv", "v", "slots", "k_scale", "v_scale")
+    names = ("kv", "v", "slots", *SCALE_DEFAULTS)
     result = {**{name: written[name] for name in names}, **q.rope, "norm_last": q.norm_last}
     del result["x"]
     if q.norm is None or k.norm is None:

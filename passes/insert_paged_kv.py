@@ -3,7 +3,7 @@
 If each step holds whole sequences, attention within the step replaces it, and nothing is cached."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +36,7 @@ class InsertPagedKV(Pass):
     page_size        tokens per page
     kv_cache_dtype   "auto": the dtype of the keys. "fp8" and "int8": f8e4m3 and i8, with the scales of the `attention`
                      call
+    per_token        for "fp8" and "int8": a scale for each token and head, in the cache; those of the call are unused
 
     In programs whose steps hold whole sequences, such as those of embedding models, `attention` becomes
     `step_attention`. Nothing is cached there.
@@ -44,6 +45,7 @@ class InsertPagedKV(Pass):
     name: ClassVar[str] = "insert-paged-kv"
     page_size: int = 16
     kv_cache_dtype: str = "auto"
+    per_token: bool = False
 
     @property
     def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the dtype; other passes have one contract
@@ -55,6 +57,12 @@ class InsertPagedKV(Pass):
         if self.kv_cache_dtype not in CACHE_DTYPES:
             raise OptionError(
                 f"unknown kv_cache_dtype '{self.kv_cache_dtype}'", where=self.name, expected=", ".join(CACHE_DTYPES)
+            )
+        if self.per_token and CACHE_DTYPES[self.kv_cache_dtype] is None:
+            raise OptionError(
+                f"per_token with kv_cache_dtype '{self.kv_cache_dtype}'",
+                where=self.name,
+                expected="a cache of eight bits",
             )
         program = rewriter.program
         attentions = list(program.calls(ops.attention.overload))
@@ -102,10 +110,14 @@ class InsertPagedKV(Pass):
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
             dtype = CACHE_DTYPES[self.kv_cache_dtype] or kv_type.dtype
-            scales: dict[str, Any] = dict(_scales_of(bound).options()) if is_narrow(dtype) else {}
+            scales: dict[str, Any] = {}
+            if is_narrow(dtype):
+                given = CacheScales(per_token=True) if self.per_token else _scales_of(bound)
+                scales |= given.options()
             holds = (k, v, bound["value_width"], group, scales)
             if name not in caches:
-                shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
+                form = replace(_form_of(bound), per_token=self.per_token)
+                shape = form.shape(self.page_size, kv_type.shape[1])
                 placement = cache_placement(placement_of(k, program))
                 spec = StateSpec("paged_kv", group.name, "token", TensorType(dtype, shape), placement)
                 state: fx.Node = program.add_state(name, spec)

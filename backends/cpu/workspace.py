@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.cpu.calls.attention import fused_by_torch
+from ingot.backends.cpu.calls.attention import computed_by_torch, fused_by_torch
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample, step_attention
@@ -66,27 +66,30 @@ def _attention(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> None:
     """Allocate and free as much memory as the costliest call of `paged_attention`.
 
     In that call, all tokens belong to one sequence, and its context fills all its pages. `threads` is the number of
     torch's threads. The other arguments are those of the op.
     """
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
         paged_attention.costliest(
             q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, sharing, slopes,
             scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
+            per_token=per_token,
         )  # fmt: skip
         return
     out = torch.zeros(q.shape, dtype=q.dtype)
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
-    as_q = [part.to(q.dtype) for part in (k, v)]  # the same tensors if the cache has the dtype of q
+    query = q[:count].to(computed_by_torch(q.dtype, form))
+    as_q = [part.to(query.dtype) for part in (k, v)]  # the same tensors if the cache has the dtype of q
     own = None if ancestors is None else ancestors[:count]
-    _in_torch(threads, q[:count], seen_in_step(by, places[-count:], places, own, length - count))
-    del out, k, v, as_q
+    _in_torch(threads, query, seen_in_step(by, places[-count:], places, own, length - count))
+    del out, k, v, as_q, query
 
 
 def _step_attention(

@@ -45,9 +45,10 @@ def is_aligned(value: Value) -> bool:
 
     Buffers and weights are aligned. An input may be a slice of a larger tensor, so its strides decide. Inputs that the
     host fills, such as vectors of integers, are only 4-byte aligned. Integers whose sizes are all numbers are the
-    elements of a quantized weight.
+    elements of a quantized weight. A KV cache is aligned, whatever its dtype and the bytes of its rows: it is a state,
+    which is allocated as a whole.
     """
-    if value.buffer is not None:
+    if value.buffer is not None or value.type.shape[:1] == ("pages",):
         return True
     shape, dtype = value.type.shape, value.type.dtype
     stored = len(shape) > 1 and all(isinstance(size, int) for size in shape)

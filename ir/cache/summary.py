@@ -17,7 +17,12 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 
 _LAYER = re.compile(r"kv\.(\d+)")
-_READERS = ("ingot.paged_attention", "ingot.partial_attention")  # their arguments are q, then the cache, of any form
+# The ops that read a cache, and the places of q and of the cache among their arguments.
+_READERS = {
+    "ingot.paged_attention": (0, 1),
+    "ingot.partial_attention": (0, 1),
+    "ingot.append_attention": (1, 0),
+}
 _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
 
@@ -146,29 +151,32 @@ def _form(name: str, type_text: str, plans: Plans) -> str:
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
         return type_text
     sizes = [0, *map(int, shape[1:])]
-    # Keys and values of equal width are apart; otherwise the width of q is that of a key.
-    width = (sizes[4], None) if sizes[1] == 2 else _key_width(name, plans)
-    if width is None:
+    found = _widths(name, plans)
+    if found is None and sizes[1] == 2:
+        found = sizes[4], None, False  # keys and values are apart, and of equal width
+    if found is None:
         return type_text
+    key_width, value_width, per_token = found
     try:
-        form = CacheForm.of_cache(sizes, *width)
+        form = CacheForm.of_cache(sizes, key_width, value_width, per_token=per_token)
     except VerifyError:
         return type_text
     heads = f"{sizes[3]} head{'s' if sizes[3] > 1 else ''}"
     return f"{heads}, {form}, {type_text.partition('[')[0]}"
 
 
-def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
-    """Return (width of a key, argument `value_width`) of an attention call that reads the cache `name`.
+def _widths(name: str, plans: Plans) -> tuple[int, int | None, bool] | None:
+    """Return (width of a key, `value_width`, `per_token`) of an attention call that reads the cache `name`.
 
-    The width of a key is the width of q. None if no call shows it.
+    The last two are arguments of the call. The width of a key is the width of q. None if no call shows it.
     """
     for bucket, instruction in _readers(name, plans):
-        q = instruction.args[0]
+        q = instruction.args[_READERS[instruction.target][0]]
         value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
         if value is not None and (size := shape_text(value.type)[-1]).isdecimal():
             given = instruction.kwargs.get("value_width")
-            return int(size), given if isinstance(given, int) else None
+            per_token = instruction.kwargs.get("per_token") is True
+            return int(size), given if isinstance(given, int) else None, per_token
     return None
 
 
@@ -177,5 +185,6 @@ def _readers(name: str, plans: Plans) -> Iterator[tuple[BucketPlan, Instruction]
     for plan in plans.plans.values():
         for bucket in plan.buckets:
             for one in bucket.instructions:
-                if one.target in _READERS and one.args[1:2] == (Ref(ref=name),):
+                place = _READERS.get(one.target, (0, 0))[1]
+                if one.target in _READERS and one.args[place : place + 1] == (Ref(ref=name),):
                     yield bucket, one

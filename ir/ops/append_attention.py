@@ -101,8 +101,9 @@ def _attention(value: Any) -> torch.Tensor:
 def _fake(
     kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    CacheForm.check_equal(kv, k, v)
-    check_cache_dtype(kv, k, options.get("k_scale", 1.0), options.get("v_scale", 1.0))
+    scales = CacheScales(options.get("k_scale", 1.0), options.get("v_scale", 1.0), options.get("per_token", False))
+    check_cache_dtype(kv, k, scales)
+    CacheForm.check_equal(kv, k, v, per_token=scales.per_token)
     return like_q(q, **options), torch.empty_like(kv)
 
 
@@ -174,6 +175,7 @@ def append_attention(
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Norm and rotate q and k, write k and v to the cache, and return (attention of q [T, H, D], new cache).
 
@@ -185,7 +187,7 @@ def append_attention(
     A backend may read the step's tokens from k and v, and earlier tokens from the cache. It must first round k and v to
     the cache's dtype, with its scales. So results do not depend on how a prompt is cut into chunks.
     """
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    scales = CacheScales(k_scale, v_scale, per_token).options()
     order = {"interleaved": interleaved, "norm_last": norm_last}
     prepared, written = qk_norm_rope_append.reference(
         kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, **order, **scales

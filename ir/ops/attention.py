@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache.dtype import CacheScales
+from ingot.ir.cache.dtype import SCALE_DEFAULTS, CacheScales
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
@@ -157,9 +157,10 @@ def seen_in_step(
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an attention call that are not at their defaults, by name.
 
-    The options are mask, soft_cap, value_width, k_scale and v_scale. `call` holds all arguments by parameter name.
+    The options are mask, soft_cap, value_width and the scales of the cache. `call` holds all arguments by parameter
+    name.
     """
-    defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
+    defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, **SCALE_DEFAULTS}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from ingot.ir.cache.dtype import CacheScales, as_cached, as_movable, check_cache_dtype
+from ingot.ir.cache.dtype import CacheScales, as_cached, as_movable, check_cache_dtype, row_scales
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import (
@@ -22,7 +22,7 @@ from ingot.ir.ops.attention import (
     seen_in_step,
     slopes_sample,
 )
-from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, own_row
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, own_row, wide
 from ingot.ir.placements import Call, Fit, by_heads
 
 
@@ -43,23 +43,33 @@ def _write(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> None:
     if bool((slots < 0).any()):  # padding
         keep = slots >= 0
         k, v, slots = k[keep], None if v is None else v[keep], slots[keep]
-    _write_real(kv, k, v, slots, CacheScales(k_scale, v_scale))
+    _write_real(kv, k, v, slots, CacheScales(k_scale, v_scale, per_token))
 
 
 def _write_real(
     kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, scales: CacheScales
 ) -> None:
-    form = CacheForm.of(k, v)
+    form = CacheForm.of(k, v, per_token=scales.per_token)
     form.check(kv.shape)
     page_size = kv.shape[2]
-    page, offset = slots // page_size, slots % page_size
-    form.keys(kv).index_put_((page, offset), as_cached(k, kv.dtype, scales.k))
-    if v is not None:
-        form.values(kv).index_put_((page, offset), as_cached(v, kv.dtype, scales.v))
+    place = slots // page_size, slots % page_size
+    of_keys: float | torch.Tensor = scales.k
+    if scales.per_token:
+        of_keys = row_scales(k, kv.dtype)
+        form.key_scales(kv).index_put_(place, of_keys)
+    form.keys(kv).index_put_(place, as_cached(k, kv.dtype, of_keys))
+    if v is None:
+        return
+    of_values: float | torch.Tensor = scales.v
+    if scales.per_token:
+        of_values = row_scales(v, kv.dtype)
+        form.value_scales(kv).index_put_(place, of_values)
+    form.values(kv).index_put_(place, as_cached(v, kv.dtype, of_values))
 
 
 def _write_padded(
@@ -70,13 +80,14 @@ def _write_padded(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> None:
     """Allocate the most memory that a write to the cache can need. The memory planner measures it.
 
     The worst case is a step with padding, because the other rows of k and v are then copied.
     """
     v = None if v is None else v.clone()
-    _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
+    _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale, per_token))
 
 
 def _kv_fake(
@@ -87,15 +98,16 @@ def _kv_fake(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> torch.Tensor:
-    CacheForm.of(k, v).check(kv.shape)
-    check_cache_dtype(kv, k, k_scale, v_scale)
+    check_cache_dtype(kv, k, CacheScales(k_scale, v_scale, per_token))
+    CacheForm.of(k, v, per_token=per_token).check(kv.shape)
     return torch.empty_like(kv)
 
 
 def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
     """Return the bytes that a call of `kv_append` reads and writes. Of the cache, only the written rows count."""
-    written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
+    written = k.shape[0] * bytes_of(kv[:1, :, :1])
     return bytes_of(k, v, slots) + written
 
 
@@ -127,18 +139,19 @@ def kv_append(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> torch.Tensor:
     """Write k [T, KV, D] and v [T, KV, V] to the KV cache `kv` at `slots` i64[T], and return the new cache.
 
     A slot is page * page size + offset in the page. A negative slot is padding and writes nothing. If `v` is None,
     values are part of the keys, and only keys are stored. Keys are divided by `k_scale`, and values by `v_scale`. Both
-    are rounded to the cache's dtype.
+    are rounded to the cache's dtype. With `per_token`, each row is divided by a scale of its own, stored at its end.
 
     Raises VerifyError if the cache's shape does not fit k and v. Also raises it unless the cache has the keys' dtype,
     f8e4m3 or i8.
     """
     result = kv.clone()
-    _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
+    _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale, per_token=per_token)
     return result
 
 
@@ -221,14 +234,16 @@ def _paged_rowwise(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> torch.Tensor:
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     out = result_of(q, form).zero_()
-    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale, per_token)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         for i in range(count):
             position = length - count + i
-            k, v, places = cached_keys(kv, form, page_table[b], by, position, min(by.end(position), length))
+            end = min(by.end(position), length)
+            k, v, places = cached_keys(kv, form, page_table[b], by, position, end, wide(q[:0]).dtype)
             own = torch.tensor([position], device=q.device)
             row = slice(start + i, start + i + 1)
             seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
@@ -284,12 +299,13 @@ def _paged_fake(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
     **__: object,
 ) -> torch.Tensor:
     check_mask(mask, ancestors, slopes)
     check_slopes(q, slopes)
-    check_cache_dtype(kv, q, k_scale, v_scale)
-    return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
+    check_cache_dtype(kv, q, CacheScales(k_scale, v_scale, per_token))
+    return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token))
 
 
 def _paged_flops(
@@ -299,9 +315,10 @@ def _paged_flops(
     *_: object,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
+    per_token: bool = False,
     **__: object,
 ) -> float:
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     return flops_of(q, form) * _positions_seen(q, kv, page_table, mask)[0]
 
 
@@ -312,29 +329,44 @@ def _paged_traffic(
     *rest: torch.Tensor | None,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
+    per_token: bool = False,
     **_: object,
 ) -> float:
     a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
     read = page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     result = q.shape[0] * q.shape[1] * form.value_width * q.element_size()
     return bytes_of(q) + result + read + bytes_of(page_table, *rest)
 
 
 def cached_keys(
-    kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
+    kv: torch.Tensor,
+    form: CacheForm,
+    table: torch.Tensor,
+    mask: Mask,
+    first: int,
+    end: int,
+    scaled: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Read one sequence from the cache: (keys [m, KV, D], values [m, KV, V], positions [m]).
 
     `form` says how the cache stores keys and values. `table` [P] holds the sequence's pages. Queries are at position
     `first` and later. Pages that none of them sees, by `mask`, are skipped. The positions run from the start of the
     first page that is read to `end` (exclusive).
+
+    If the cache has scales per token, keys and values are multiplied by them, in the dtype `scaled`.
     """
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
     pages = as_movable(kv).index_select(0, table[page : -(-end // page_size)]).view(kv.dtype)
     places = torch.arange(page * page_size, end, device=kv.device)
     k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
+    if form.per_token:
+        scales = (
+            part.flatten(0, 1)[: places.shape[0], :, None]
+            for part in (form.key_scales(pages), form.value_scales(pages))
+        )
+        k, v = (part.to(scaled) * scale.to(scaled) for part, scale in zip((k, v), scales, strict=True))
     return k, v, places
 
 
@@ -357,7 +389,7 @@ def _attend_pages(
     `table` [P] holds the sequence's pages in the cache `kv`. `form` says how the cache stores keys and values.
     """
     cached = length - q.shape[0]
-    k, v, places = cached_keys(kv, form, table, mask, cached, length)
+    k, v, places = cached_keys(kv, form, table, mask, cached, length, wide(q[:0]).dtype)
     queries = places[-q.shape[0] :]
     seen = seen_in_step(mask, queries, places, ancestors, cached)
     return attend(q, k, v, seen, scale, soft_cap, sinks, scales, distance_bias(q, slopes, queries, places))
@@ -396,15 +428,16 @@ def _paged_costliest(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> torch.Tensor:
     """Allocate the most memory that a call of `paged_attention` can need. The memory planner measures it.
 
     The worst case is that all tokens belong to one sequence. Its length is chosen so that it reads most of the cache.
     The result only has the right shape.
     """
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     out = result_of(q, form).zero_()
-    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale, per_token)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     own = None if ancestors is None else ancestors[:count]
     out[:count] = _attend_pages(
@@ -445,6 +478,7 @@ def paged_attention(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> torch.Tensor:
     """Return the attention [T, H, V] of q [T, H, D] over the keys and values of each sequence in the paged cache `kv`.
 
@@ -460,14 +494,15 @@ def paged_attention(
 
     `sharing` i32[G, 6] says which sequences share a prefix (`ingot.ir.features.sharing`). A backend may read a shared
     prefix once, or ignore `sharing`. `k_scale` and `v_scale` are the scales with which keys and values were written
-    (`ingot.ir.cache.dtype`). If values are part of the keys, `v_scale` equals `k_scale`.
+    (`ingot.ir.cache.dtype`). If values are part of the keys, `v_scale` equals `k_scale`. With `per_token`, scales
+    are in the cache.
 
     Raises VerifyError for an unknown mask, slopes with a tree, or an unknown cache shape. Also raises it if the cache's
     dtype is neither q's nor f8e4m3 nor i8.
     """
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     out = result_of(q, form).zero_()
-    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale, per_token)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)

@@ -64,7 +64,7 @@ def _part_of_pages(
     q [n, H, D] is at the positions from `first` on. `table` holds the sequence's pages. `form` says how the cache
     stores keys and values.
     """
-    k, v, places = cached_keys(kv, form, table, mask, first, length)
+    k, v, places = cached_keys(kv, form, table, mask, first, length, wide(q[:0]).dtype)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
     return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks, scales)
 
@@ -75,7 +75,7 @@ def _fake(*args: Any, **kwargs: Any) -> Part:
 
 
 def _form(call: dict[str, Any]) -> CacheForm:
-    return CacheForm.of_cache(call["kv"].shape, call["q"].shape[2], call["value_width"])
+    return CacheForm.of_cache(call["kv"].shape, call["q"].shape[2], call["value_width"], per_token=call["per_token"])
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -166,6 +166,7 @@ def partial_attention(
     value_width: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of each sequence's positions.
 
@@ -177,9 +178,9 @@ def partial_attention(
     distances, such as "causal", it must be the end of the sequence. It may be shorter than the step's tokens of the
     sequence. ALiBi slopes are not supported, because the op does not know where the part is in its sequence.
     """
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     out, lse = _empty(q, form)
-    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale, per_token)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)

@@ -72,9 +72,10 @@ def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tenso
         norm_last: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        per_token: bool = False,
     ) -> torch.Tensor:
         q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
-        append(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)
+        append(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale, per_token=per_token)
         return q
 
     return run
@@ -96,6 +97,7 @@ def _decompose(
     norm_last: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     order = {"interleaved": True} if interleaved else {}
     made = []
@@ -104,7 +106,7 @@ def _decompose(
             x = rms_norm(x, weight, eps=eps)
         x = rope(x, positions, table, **order)
         made.append(x if weight is None or not norm_last else rms_norm(x, weight, eps=eps))
-    return made[0], kv_append(kv, made[1], v, slots, **CacheScales(k_scale, v_scale).options())
+    return made[0], kv_append(kv, made[1], v, slots, **CacheScales(k_scale, v_scale, per_token).options())
 
 
 def _fake(
@@ -115,10 +117,11 @@ def _fake(
     *_: object,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
     **__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    CacheForm.check_equal(kv, k, v)
-    check_cache_dtype(kv, k, k_scale, v_scale)
+    check_cache_dtype(kv, k, CacheScales(k_scale, v_scale, per_token))
+    CacheForm.check_equal(kv, k, v, per_token=per_token)
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
 
 
@@ -151,7 +154,7 @@ def _traffic(
 
     It reads q, k and v, writes q in q's dtype, and writes k and v in the cache's dtype.
     """
-    written = (k.numel() + v.numel()) * kv.element_size()
+    written = k.shape[0] * bytes_of(kv[:1, :, :1])
     return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
 
@@ -188,15 +191,17 @@ def qk_norm_rope_append(
     norm_last: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    per_token: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Norm and rotate q and k, write k and v to the KV cache, and return (q [T, H, D], new cache).
 
     q is [T, H, D], and k and v are [T, KV, D]. `q_weight` and `k_weight` [D] are the weights of the RMS norms, with
     `eps`. Without them nothing is normed. With `norm_last`, the norms come after the rotation. `positions` [T], `table`
     f32[N, R] and `interleaved` are explained at the op `rope`. `slots` i64[T] (page * page size + offset) says where
-    keys and values are written; a negative slot is padding. Keys are divided by `k_scale`, values by `v_scale`.
+    keys and values are written; a negative slot is padding. Keys are divided by `k_scale`, values by `v_scale`;
+    with `per_token`, each row by its own scale.
 
     The op fuses `rms_norm`, `rope` and `kv_append`, and rounds as they do: after each of the three.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
-    return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)
+    return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale, per_token=per_token)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"mask": "block_causal_6"},
 ]
 # Scales of caches of eight bits; those of values are for forms that hold them apart.
-SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}]
+SCALES: list[dict[str, Any]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}]
+PER_TOKEN: dict[str, Any] = {"per_token": True}
 Library = Mapping[str, Callable[..., Any]]
 
 
@@ -35,7 +37,7 @@ def paged(
     lengths: list[int],
     dtype: torch.dtype,
     library: Library,
-    scales: Mapping[str, float] | None = None,
+    scales: Mapping[str, Any] | None = None,
     narrow: torch.dtype = FLOAT8,
 ) -> tuple[torch.Tensor, ...]:
     """The arguments of attention over pages that `kv_append` has filled; NaN or -128 wherever nothing was written.
@@ -47,11 +49,16 @@ def paged(
     table = torch.randperm(len(lengths) * width + 2, generator=g)[: len(lengths) * width].view(-1, width).int()
     held = dtype if scales is None else narrow
     unwritten = UNWRITTEN if held is INT8 else math.nan
-    kv = torch.full((len(lengths) * width + 2, *form.shape(page, kv_heads)[1:]), unwritten, dtype=held)
+    stored = replace(form, per_token=bool(scales and scales.get("per_token")))
+    kv = torch.full((len(lengths) * width + 2, *stored.shape(page, kv_heads)[1:]), unwritten, dtype=held)
+    if stored.per_token:
+        stored.key_scales(kv).fill_(math.nan)
+        stored.value_scales(kv).fill_(math.nan)
     for row, length in zip(table, lengths, strict=True):
         both = torch.randn(length + 1, kv_heads, form.key_width + form.value_width + 3, generator=g).to(dtype)
         if scales is not None:
             both[0] *= 1000 * min(scales.values(), default=1.0)
+            both[min(3, length), :, : form.key_width // 2] = 1e-30  # far below the rest of the row
             both[-1] = 0
         k, v = both[..., : form.key_width], both[..., form.key_width : form.key_width + form.value_width]
         places = torch.arange(length)
@@ -91,13 +98,13 @@ def test_it_is_the_float64_reference(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("narrow", NARROW, ids=str)
-@pytest.mark.parametrize("scales", SCALES, ids=str)
+@pytest.mark.parametrize("scales", [*SCALES, PER_TOKEN], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("form", [EQUAL, FORMS[1], FORMS[2]], ids=str)
+@pytest.mark.parametrize("form", [EQUAL, FORMS[0], FORMS[2]], ids=str)
 def test_caches_of_eight_bits_are_the_float64_reference(
     form: CacheForm,
     options: dict[str, Any],
-    scales: dict[str, float],
+    scales: dict[str, Any],
     narrow: torch.dtype,
     dtype: torch.dtype,
     library: Library,
@@ -106,7 +113,7 @@ def test_caches_of_eight_bits_are_the_float64_reference(
     sinks = [torch.linspace(-1, 2, 6).to(dtype)] if options.pop("sinks", False) else []
     if form.shared:
         options["value_width"] = form.value_width
-        scales = {name: 0.3 for name in scales}
+        scales = {name: 0.3 if name != "per_token" else given for name, given in scales.items()}
     options |= scales
     for counts, lengths in (([1, 5, 2], [37, 5, 80]), ([40, 1], [61, 20])):
         args = (*paged(form, counts, lengths, dtype, library, scales, narrow), *sinks)
@@ -123,14 +130,14 @@ def test_caches_of_eight_bits_are_the_float64_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scales", [None, *SCALES], ids=str)
-@pytest.mark.parametrize("form", [EQUAL, FORMS[1], FORMS[2]], ids=str)
+@pytest.mark.parametrize("scales", [None, *SCALES, PER_TOKEN], ids=str)
+@pytest.mark.parametrize("form", [EQUAL, FORMS[0], FORMS[2]], ids=str)
 def test_slopes_over_every_form_of_cache(
-    form: CacheForm, scales: dict[str, float] | None, dtype: torch.dtype, library: Library
+    form: CacheForm, scales: dict[str, Any] | None, dtype: torch.dtype, library: Library
 ) -> None:
     shared = {"value_width": form.value_width} if form.shared else {}
     if scales is not None and form.shared:
-        scales = {name: 0.3 for name in scales}
+        scales = {name: 0.3 if name != "per_token" else given for name, given in scales.items()}
     options = {"scale": 0.2, **shared, **(scales or {})}
     for counts, lengths in (([1, 5, 2], [37, 5, 80]), ([40, 1], [61, 20])):
         args = (*paged(form, counts, lengths, dtype, library, scales), None, None, None, torch.linspace(0.5, 0.02, 6))
@@ -181,6 +188,13 @@ def test_every_number_is_rounded_to_int8_as_python_rounds_it(
     assert torch.equal(reference, kv) and int(kv.min()) == -127
 
 
+def dequantized(kv: torch.Tensor) -> torch.Tensor:
+    """Keys and values of 16 numbers that a cache with scales per token holds."""
+    form = CacheForm(16, 16, per_token=True)
+    parts = ((form.keys(kv), form.key_scales(kv)), (form.values(kv), form.value_scales(kv)))
+    return torch.stack([numbers.float() * scales[..., None] for numbers, scales in parts])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_fused_write_rounds_to_eight_bits_after_the_dtype_of_keys(dtype: torch.dtype, library: Library) -> None:
     for sample in eight_bit_samples("qk_norm_rope_append", dtype):
@@ -191,5 +205,8 @@ def test_the_fused_write_rounds_to_eight_bits_after_the_dtype_of_keys(dtype: tor
         # A key may lie on the other side of a tie in the model's dtype: one step of eight bits, 1 or a part in eight.
         wide = [one.float() for one in (kv, cache)]
         step = torch.ones(()) if kv.dtype is INT8 else wide[1].abs() / 8 + 2**-9
+        if sample.kwargs.get("per_token"):
+            wide = dequantized(kv), dequantized(cache)
+            step = wide[1].abs().amax(-1, keepdim=True) / (127 if kv.dtype is INT8 else 16)
         assert bool(((wide[0] - wide[1]).abs() <= step).all())
         assert float((wide[0] != wide[1]).float().mean()) < 0.02

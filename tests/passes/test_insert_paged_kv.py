@@ -30,13 +30,13 @@ return y=%attention_1
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
     record = golden(InsertPagedKV(), max_seq_len=33, max_batch=4)
-    assert record.matches == 2 and record.options == {"page_size": 16, "kv_cache_dtype": "auto"}
+    assert record.matches == 2 and record.options == {"page_size": 16, "kv_cache_dtype": "auto", "per_token": False}
 
 
 @pytest.mark.parametrize(("page_size", "width"), [(1, 33), (8, 5), (16, 3), (32, 2), (33, 1), (64, 1)])
 def test_page_size(apply: Apply, page_size: int, width: int) -> None:
     program, record = apply(InsertPagedKV(page_size), TWO_LAYERS.format(layer=1), max_seq_len=33, max_batch=4)
-    assert record.options == {"page_size": page_size, "kv_cache_dtype": "auto"}
+    assert record.options == {"page_size": page_size, "kv_cache_dtype": "auto", "per_token": False}
     assert program.dims["P"].hi == width and program.dims["B"].hi == 4
     assert {name: spec.type.shape for name, spec in program.states.items()} == {
         f"kv.{layer}": ("pages", 2, page_size, 2, 8) for layer in (0, 1)
@@ -198,3 +198,25 @@ return y=%mul
 def test_the_tinies_cross_pages() -> None:
     """The contract tests of this pass mean something only while requests are longer than a page."""
     assert max(max(len(prompt) for prompt in tiny.prompts()) for tiny in TINY.values()) > 2 * InsertPagedKV().page_size
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.float8_e4m3fn), ("int8", torch.int8)])
+def test_scales_per_token_are_stored_in_rows(apply: Apply, name: str, dtype: torch.dtype) -> None:
+    """Those of the traced call are not used: they are for scales per tensor."""
+    text = TWO_LAYERS.format(layer=1).replace("layer=0)", "layer=0, k_scale=0.5)")
+    program, _ = apply(InsertPagedKV(kv_cache_dtype=name, per_token=True), text, max_seq_len=33, max_batch=4)
+    types = [spec.type for spec in program.states.values()]
+    assert {one.shape for one in types} == {("pages", 2, 16, 2, 12)} and {one.dtype for one in types} == {dtype}
+    calls = [*program.calls(ops.kv_append.overload), *program.calls(ops.paged_attention.overload)]
+    assert len(calls) == 4
+    assert all(node.kwargs["per_token"] is True and "k_scale" not in node.kwargs for node in calls)
+
+
+def test_options_that_do_not_fit(apply: Apply) -> None:
+    with pytest.raises(OptionError, match="per_token with kv_cache_dtype 'auto'"):
+        apply(InsertPagedKV(per_token=True), TWO_LAYERS.format(layer=1))
+    with pytest.raises(OptionError, match="unknown kv_cache_dtype 'int4'"):
+        apply(InsertPagedKV(kv_cache_dtype="int4"), TWO_LAYERS.format(layer=1))
+    text = TWO_WIDTHS.format(v="%v", option="")
+    with pytest.raises(VerifyError, match="scales per token for keys of 8 numbers and values of 5"):
+        apply(InsertPagedKV(kv_cache_dtype="int8", per_token=True), text)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.backends.cpu.calls.kernels import INT, NO_SCALE, POINTER, REAL, Kernels
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
@@ -38,7 +38,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         "paged_attention",
         *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER, POINTER),
         *[INT] * 10,
-        *(REAL, INT, INT, REAL, REAL),
+        *(REAL, INT, INT, REAL, REAL, INT, INT),
     )
 
     def attend(
@@ -59,18 +59,20 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         value_width: int | None = None,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        per_token: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
-        form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+        form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
         # In the kernel, a token sees one range of positions. With `ancestors` (a tree mask), that range has gaps.
         if q.shape[0] >= _MANY * sequences or ancestors is not None:
             if not partial and fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
-                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
+                return _by_sequence(q, kv, form, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
             op, last = (partial_attention, ()) if partial else (paged_attention, (ancestors, None, slopes))
             attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = op.reference(
                 q, kv, page_table, q_starts, q_lens, kv_lens, sinks, *last,
                 scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
+                per_token=per_token,
             )  # fmt: skip
             return attended
         out = torch.zeros(*q.shape[:2], form.value_width, dtype=q.dtype)
@@ -104,6 +106,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
             by.size,
             soft_cap or 0.0,
             v_scale,
+            *((form.key_scale_offset, form.value_scale_offset(page, kv_heads)) if per_token else (NO_SCALE, NO_SCALE)),
         )
         return out if lse is None else (out, lse)
 
@@ -125,9 +128,18 @@ def fused_by_torch(
     return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
 
+def computed_by_torch(dtype: torch.dtype, form: CacheForm) -> torch.dtype:
+    """Return the dtype in which torch's fused attention computes a call with q of `dtype`.
+
+    It is float32 for a cache with scales per token: scaled keys and values are not rounded a second time.
+    """
+    return torch.float32 if form.per_token else dtype
+
+
 def _by_sequence(
     q: torch.Tensor,
     kv: torch.Tensor,
+    form: CacheForm,
     page_table: torch.Tensor,
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
@@ -138,18 +150,19 @@ def _by_sequence(
 ) -> torch.Tensor:
     """Return attention [T, H, D] over a paged cache, with one call of torch's fused attention per sequence.
 
-    `by` is the attention mask. The other arguments are those of the op `paged_attention`.
+    `form` says how the cache stores keys and values. `by` is the attention mask. The other arguments are those of the
+    op `paged_attention`.
     """
     out = torch.zeros(q.shape, dtype=q.dtype)
-    form = CacheForm(q.shape[2], q.shape[2])
+    computed = computed_by_torch(q.dtype, form)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count == 0:
             continue
         k, v, places = cached_keys(kv, form, page_table[b], by, length - count, length)
         row = slice(start, start + count)
-        query = q[row].transpose(0, 1)[None]
+        query = q[row].to(computed).transpose(0, 1)[None]
         own = None if ancestors is None else ancestors[row]
-        keys, values = (part.to(q.dtype).transpose(0, 1)[None] for part in (k, v))
+        keys, values = (part.to(computed).transpose(0, 1)[None] for part in (k, v))
         mixed = F.scaled_dot_product_attention(
             query,
             keys,

@@ -12,6 +12,7 @@ from ingot.ir.errors import ArtifactError
 SUFFIXES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # The dtypes of caches of eight bits (`ingot.ir.cache.dtype`).
 NARROW = {torch.float8_e4m3fn: "f8", torch.int8: "i8"}
+NO_SCALE = -1  # as in kernels/cached.h
 POINTER, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 Function = Callable[..., None]

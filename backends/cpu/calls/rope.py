@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.cpu.calls.kernels import INT, NARROW, POINTER, REAL, Kernels
+from ingot.backends.cpu.calls.kernels import INT, NARROW, NO_SCALE, POINTER, REAL, Kernels
 from ingot.ir.cache.form import CacheForm
 
 
@@ -45,7 +45,7 @@ def _rope(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    functions = kernels.by_cache("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT, INT, REAL, REAL)
+    functions = kernels.by_cache("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 13, REAL, INT, INT, REAL, REAL, INT)
 
     def qk_norm_rope_append(
         kv: torch.Tensor,
@@ -63,9 +63,11 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
         norm_last: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        per_token: bool = False,
     ) -> torch.Tensor:
         out = q.new_empty(q.shape)
         tokens, heads, dim = q.shape
+        form = CacheForm.of(k, v, per_token=per_token)
         functions[q.dtype, kv.dtype](
             out.data_ptr(),
             kv.data_ptr(),
@@ -83,6 +85,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
             dim,
             table.shape[1],
             kv.shape[2],
+            kv.shape[4],
             q.stride(0),
             q.stride(1),
             k.stride(0),
@@ -94,6 +97,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
             norm_last,
             k_scale,
             v_scale,
+            form.key_scale_offset if per_token else NO_SCALE,
         )
         return out
 
@@ -103,7 +107,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
 def _kv_append(kernels: Kernels) -> Callable[..., None]:
     types = (*[POINTER] * 4, *[INT] * 13)
     copy = kernels.one("kv_append", *types)
-    convert = kernels.by_narrow_cache("kv_append", *types, REAL, REAL)
+    convert = kernels.by_narrow_cache("kv_append", *types, REAL, REAL, INT, INT)
 
     def kv_append(
         kv: torch.Tensor,
@@ -113,12 +117,15 @@ def _kv_append(kernels: Kernels) -> Callable[..., None]:
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        per_token: bool = False,
     ) -> None:
-        form, narrow = CacheForm.of(k, v), kv.dtype in NARROW
+        form, narrow = CacheForm.of(k, v, per_token=per_token), kv.dtype in NARROW
         size = 1 if narrow else kv.element_size()  # copies count in bytes
         values = (0, 0) if v is None else v.stride()[:2]
         strides = (*k.stride()[:2], *values, kv.stride(0), kv.stride(2), kv.stride(3))
-        function, scales = (convert[k.dtype, kv.dtype], (k_scale, v_scale)) if narrow else (copy, ())
+        offset, value_scale = (at(kv.shape[2], kv.shape[3]) for at in (form.value_offset, form.value_scale_offset))
+        places = (form.key_scale_offset, value_scale - offset) if per_token else (NO_SCALE, NO_SCALE)
+        function, scales = (convert[k.dtype, kv.dtype], (k_scale, v_scale, *places)) if narrow else (copy, ())
         function(
             kv.data_ptr(),
             k.data_ptr(),
@@ -129,7 +136,7 @@ def _kv_append(kernels: Kernels) -> Callable[..., None]:
             kv.shape[3],
             form.key_width * size,
             form.value_width * size,
-            *(stride * size for stride in (*strides, form.value_offset(kv.shape[2], kv.shape[3]))),
+            *(stride * size for stride in (*strides, offset)),
             *scales,
         )
 

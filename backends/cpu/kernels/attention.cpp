@@ -17,6 +17,7 @@ struct Shape {
   float scale, soft_cap;  // soft_cap 0: none; `scale` includes the k_scale of the cache
   float v_scale;
   int64_t mask, size;     // the index of the kind in `KINDS` of ir/masks.py, and its size
+  int64_t key_scale_at, value_scale_at;  // bytes from a key to its scale and that of its value, or NO_SCALE
 };
 
 enum Mask : int64_t { CAUSAL, WINDOW, CHUNKED, BIDIRECTIONAL, BLOCK_CAUSAL };
@@ -93,6 +94,8 @@ void attend(const Shape &shape, const T *query, const C *cache, const int32_t *t
       const Vec scores = scores_of(q + g * width, keys, row, count, dim);
       float weights[LANES];
       std::memcpy(weights, &scores, sizeof weights);
+      if (shape.key_scale_at != NO_SCALE)
+        for (int64_t i = 0; i < count; ++i) weights[i] *= scale_after(keys + i * row, shape.key_scale_at);
       if (shape.soft_cap != 0.0f)
         for (int64_t i = 0; i < count; ++i) weights[i] = std::tanh(weights[i] / shape.soft_cap) * shape.soft_cap;
       if (slopes) {
@@ -107,6 +110,8 @@ void attend(const Shape &shape, const T *query, const C *cache, const int32_t *t
       peak[g] = highest;
       total[g] *= shrink;
       for (int64_t i = 0; i < count; ++i) total[g] += weights[i];
+      if (shape.value_scale_at != NO_SCALE)
+        for (int64_t i = 0; i < count; ++i) weights[i] *= scale_after(keys + i * row, shape.value_scale_at);
       each_lanes(value_dim, [&](int64_t d, auto load_at) {
         Vec sum = load(sums + g * value_width + d) * splat(shrink);
         for (int64_t i = 0; i < count; ++i) sum += splat(weights[i]) * load_at(values + i * row + d);
@@ -162,10 +167,10 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
       const float *slopes, int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
       int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double scale, int64_t mask, \
-      int64_t size, double soft_cap, double v_scale) {                                                                               \
+      int64_t size, double soft_cap, double v_scale, int64_t key_scale_at, int64_t value_scale_at) {                   \
     const Shape shape{heads, kv_heads, key_dim, value_dim, page, q_head, page_stride, slot_stride, head_stride,        \
                       value_offset, static_cast<float>(scale), static_cast<float>(soft_cap),                           \
-                      static_cast<float>(v_scale), mask, size};                                                        \
+                      static_cast<float>(v_scale), mask, size, key_scale_at, value_scale_at};                          \
     paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
                     sinks, slopes, shape);                                                                               \
   }

@@ -14,6 +14,8 @@ struct Float8 {
 
 constexpr uint32_t FLOAT8_MOST = 0x43E00000;  // 448 as float
 
+inline float highest(Float8) { return 448.0f; }
+
 inline Vec load(const Float8 *place) {
   typedef uint8_t Bytes __attribute__((vector_size(16)));
   typedef uint32_t Words __attribute__((vector_size(64)));

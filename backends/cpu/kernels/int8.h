@@ -12,6 +12,8 @@ struct Int8 {
 
 constexpr float INT8_MOST = 127.0f;
 
+inline float highest(Int8) { return INT8_MOST; }
+
 inline Vec load(const Int8 *place) {
   typedef int8_t Bytes __attribute__((vector_size(16)));
   Bytes raw;

@@ -9,7 +9,7 @@ tokens that it has in the step; padding tokens are unowned.
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.cache_dtype import as_computed
+from ingot.backends.triton.kernels.cache_dtype import as_computed, key_scales_of, value_scales_of
 
 # The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
 LOWEST = tl.constexpr(-1.0e38)
@@ -58,7 +58,18 @@ def slopes_of(slopes, heads, held):
 
 @triton.jit
 def weighed(
-    scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
+    scores,
+    values,
+    total,
+    weight_sum,
+    peak,
+    seen,
+    SCORES: tl.constexpr,
+    slopes=None,
+    query_places=None,
+    places=None,
+    key_scales=None,
+    value_scales=None,
 ):
     """Add N keys to the online-softmax state of M query rows, and return the new state.
 
@@ -68,13 +79,23 @@ def weighed(
 
     `slopes` [M] are ALiBi slopes, or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
     keys.
+
+    `key_scales` [N] and `value_scales` [N] multiply keys and values. None means that nothing does.
     """
+    if key_scales is not None:
+        scores = scores * key_scales[None, :]
     scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
     shrunk = tl.exp2(peak - higher)
     weight_sum = weight_sum * shrunk + tl.sum(weights, 1)
+    if value_scales is not None:
+        if values.dtype == tl.float16:
+            # Products of weights and scales may be too small for float16, while scaled values never are.
+            values = (values.to(tl.float32) * value_scales[:, None]).to(tl.float16)
+        else:
+            weights = weights * value_scales[None, :]
     total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
     return total, weight_sum, higher
 
@@ -308,8 +329,10 @@ def attended(
             held = inside[:, None] & (e < FORM.value_dim)[None, :]
             values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
             values = as_computed(values, query.dtype)
+        key_scales = key_scales_of(rows, inside, CACHE)
+        value_scales = value_scales_of(rows, inside, CACHE)
         total, weight_sum, peak = weighed(
-            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place
+            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place, key_scales, value_scales
         )
     return total, weight_sum, peak
 

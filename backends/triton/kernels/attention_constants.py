@@ -37,7 +37,8 @@ class Layout:
     page. `row` is the stride between heads of a position. A value is stored `part_stride` elements after its key.
 
     The cache stores keys divided by `k_scale` and values divided by `v_scale`. `Scores.scale` already includes
-    `k_scale`.
+    `k_scale`. With `per_token`, it stores a float32 scale for each of them, `key_scale` and `value_scale` bytes after
+    the start of a key.
     """
 
     page: int
@@ -47,6 +48,9 @@ class Layout:
     row: int
     k_scale: float = 1.0
     v_scale: float = 1.0
+    per_token: bool = False
+    key_scale: int = 0
+    value_scale: int = 0
 
 
 @dataclass(frozen=True)

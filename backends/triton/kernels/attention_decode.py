@@ -40,7 +40,13 @@ from ingot.backends.triton.kernels.attention import (
     tail_of,
 )
 from ingot.backends.triton.kernels.attention_constants import group_rows
-from ingot.backends.triton.kernels.attention_early import early_chunk, fetch_ahead, guessed_angles, with_early
+from ingot.backends.triton.kernels.attention_early import (
+    early_chunk,
+    early_scales,
+    fetch_ahead,
+    guessed_angles,
+    with_early,
+)
 from ingot.backends.triton.kernels.attention_fed import prepared_token, with_fed, write_cache
 from ingot.backends.triton.kernels.attention_splits import (
     COLUMNS,
@@ -54,7 +60,7 @@ from ingot.backends.triton.kernels.attention_splits import (
     splits_of,
     taken,
 )
-from ingot.backends.triton.kernels.cache_dtype import as_cached
+from ingot.backends.triton.kernels.cache_dtype import as_cached, row_scales
 from ingot.backends.triton.kernels.rope import gains
 
 
@@ -299,6 +305,8 @@ def decode_attention(
     early_place = split * SPLITS.chunk + tl.arange(0, SPLITS.chunk)
     if LOADS_EARLY:
         early_keys, early_values = early_chunk(kv, page_table, sequence, head, early_place, width, CACHE, FORM)
+        early_key_scales = early_scales(kv, page_table, sequence, head, early_place, width, CACHE, FORM, False)
+        early_value_scales = early_scales(kv, page_table, sequence, head, early_place, width, CACHE, FORM, True)
     if KNOWN and DEPENDENT and EARLY.ahead > 0:
         fetch_ahead(
             kv, kv_lens, page_table, sequence, head, early_place, width, LOADS_EARLY, CACHE, FORM, SPLITS, EARLY
@@ -378,11 +386,14 @@ def decode_attention(
     row_slopes = slopes_of(slopes, head * FORM.group + g, own)
     if APPEND:  # noqa: SIM102
         if split == feeding:
-            kept_key, kept_value = as_cached(new_key, kv, CACHE.k_scale), as_cached(new_value, kv, CACHE.v_scale)
-            write_cache(kv, slot, head, kept_key, kept_value, CACHE, FORM)
+            key_scale = row_scales(new_key, kv, CACHE)
+            value_scale = row_scales(new_value, kv, CACHE)
+            kept_key = as_cached(new_key, kv, CACHE.k_scale, key_scale)
+            kept_value = as_cached(new_value, kv, CACHE.v_scale, value_scale)
+            write_cache(kv, slot, head, kept_key, kept_value, key_scale, value_scale, CACHE, FORM)
             total, weight_sum, peak = with_fed(
-                total, weight_sum, peak, query, kept_key, kept_value, kv, k, v, positions, table, k_weight,
-                first, nth, cached, head, row_slopes, FED, CACHE, FORM, SCORES, HEAD,
+                total, weight_sum, peak, query, kept_key, kept_value, key_scale, value_scale, kv, k, v, positions,
+                table, k_weight, first, nth, cached, head, row_slopes, FED, CACHE, FORM, SCORES, HEAD,
             )  # fmt: skip
 
     # The chunks of the split.
@@ -390,8 +401,8 @@ def decode_attention(
     if LOADS_EARLY:  # noqa: SIM102
         if (item < first_items) & (split * SPLITS.chunk < end):
             total, weight_sum, peak = with_early(
-                total, weight_sum, peak, query, early_keys, early_values, early_place < end, SCORES, row_slopes,
-                own_place + tl.zeros((ROWS,), tl.int32), early_place,
+                total, weight_sum, peak, query, early_keys, early_values, early_key_scales, early_value_scales,
+                early_place < end, SCORES, row_slopes, own_place + tl.zeros((ROWS,), tl.int32), early_place,
             )  # fmt: skip
             begin += splits * SPLITS.chunk
     if begin < end:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.attention import rows_of, weighed
 from ingot.backends.triton.kernels.attention_constants import group_rows
-from ingot.backends.triton.kernels.cache_dtype import as_computed
+from ingot.backends.triton.kernels.cache_dtype import as_computed, key_scales_of, value_scales_of
 from ingot.backends.triton.kernels.rope import angles
 
 
@@ -78,6 +78,23 @@ def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexp
 
 
 @triton.jit
+def early_scales(
+    kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr, OF_VALUES: tl.constexpr
+):
+    """Load the scales [N] of keys, or with OF_VALUES of values, at the positions that `early_chunk` loads.
+
+    Return None unless the cache has scales per token.
+    """
+    held = (sequence >= 0) & (place // CACHE.page < width)
+    rows = rows_of(kv, page_table + sequence.to(tl.int64) * width, place, held, head, CACHE)
+    if OF_VALUES:
+        scales = value_scales_of(rows, held, CACHE)
+    else:
+        scales = key_scales_of(rows, held, CACHE)
+    return scales
+
+
+@triton.jit
 def with_early(
     total,
     weight_sum,
@@ -85,14 +102,17 @@ def with_early(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     inside,
     SCORES: tl.constexpr,
     slopes,
     query_places,
     places,
 ):
-    """Add the keys and values of N positions, from `early_chunk`, to the online-softmax state of M rows.
+    """Add the keys and values of N positions, with their scales, to the online-softmax state of M rows.
 
+    They are results of `early_chunk` and `early_scales`.
     Return the new state (total, weight_sum, peak). `inside` [N] masks the positions of the context. `slopes` [M] are
     ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
     keys.
@@ -101,7 +121,12 @@ def with_early(
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     # Values past the end may be NaN, and zero times NaN is NaN.
     values = tl.where(inside[:, None], values, 0.0)
-    return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places)
+    if value_scales is not None:
+        value_scales = tl.where(inside, value_scales, 0.0)
+    return weighed(
+        scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places, key_scales,
+        value_scales,
+    )  # fmt: skip
 
 
 @triton.jit

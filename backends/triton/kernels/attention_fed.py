@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.attention import seen_by, weighed
 from ingot.backends.triton.kernels.attention_constants import group_rows
-from ingot.backends.triton.kernels.cache_dtype import as_cached, as_computed
+from ingot.backends.triton.kernels.cache_dtype import as_cached, as_computed, row_scales, store_scales
 from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared, turned, with_partners
 
 
@@ -61,17 +61,21 @@ def prepared_token(
 
 
 @triton.jit
-def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
+def write_cache(kv, slot, head, new_key, new_value, key_scale, value_scale, CACHE: tl.constexpr, FORM: tl.constexpr):
     """Write a token's key and value of one k/v head into the cache at `slot`. Skip a slot below 0, which is padding.
 
     The key is row 0 of `new_key` [G, FORM.block], and the value row 0 of `new_value`. Both have the dtype of the cache.
+    `key_scale` [G] and `value_scale` [G] are the scales of rows, or None.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
-    into = kv + cache_rows(slot, CACHE) + head * CACHE.row + d[None, :] + tl.zeros_like(g)[:, None]
+    rows = kv + cache_rows(slot, CACHE) + head * CACHE.row + tl.zeros_like(g)
+    into = rows[:, None] + d[None, :]
     written = (slot >= 0) & (g == 0)[:, None] & (d < FORM.dim)[None, :]
     tl.store(into, new_key, mask=written)
     tl.store(into + CACHE.part_stride, new_value, mask=written)
+    store_scales(rows, key_scale, (slot >= 0) & (g == 0), CACHE.key_scale)
+    store_scales(rows, value_scale, (slot >= 0) & (g == 0), CACHE.value_scale)
 
 
 @triton.jit
@@ -82,6 +86,8 @@ def with_fed(
     query,
     new_key,
     new_value,
+    key_scale,
+    value_scale,
     kv,
     k,
     v,
@@ -104,6 +110,7 @@ def with_fed(
     The state has G rows, the token's q heads. Return the new state (total, weight_sum, peak). The token is number `nth`
     of its sequence in this step, from 0. `first` is the index of the sequence's first token. The sequence has `cached`
     positions before the step. `new_key` and `new_value` are the token's own key and value, in the dtype of the cache.
+    `key_scale` [G] and `value_scale` [G] are the scales of their rows, or None.
     Other keys and values are rounded as in the cache. `query` is [G, FORM.block]. `slopes` [G] are ALiBi slopes
     (`slopes_of`), or None.
     """
@@ -113,7 +120,10 @@ def with_fed(
     itself = tl.arange(0, group_rows(FORM)) == 0
     own_key, own_value = as_computed(new_key, query.dtype), as_computed(new_value, query.dtype)
     own_score = tl.dot(query, tl.trans(own_key), input_precision="ieee")
-    total, weight_sum, peak = weighed(own_score, own_value, total, weight_sum, peak, itself[None, :], SCORES)
+    total, weight_sum, peak = weighed(
+        own_score, own_value, total, weight_sum, peak, itself[None, :], SCORES, key_scales=key_scale,
+        value_scales=value_scale,
+    )  # fmt: skip
     # Then the earlier tokens of its sequence in this step.
     for start in tl.range(0, nth, 16, num_stages=1):
         fed = start + tl.arange(0, 16)
@@ -123,14 +133,16 @@ def with_fed(
         fed_v = (first + fed).to(tl.int64) * FED.v.token + head * FED.v.head
         at = tl.load(positions + first + fed, mask=seen, other=0)
         fed_cos, fed_sin = angles(table, at, HEAD)
-        keys = as_cached(prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, HEAD), kv, CACHE.k_scale)
-        keys = as_computed(keys, query.dtype)
+        keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, HEAD)
+        key_scales = row_scales(keys, kv, CACHE)
+        keys = as_computed(as_cached(keys, kv, CACHE.k_scale, key_scales), query.dtype)
         inside = seen[:, None] & (d < FORM.dim)[None, :]
-        values = as_cached(tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0), kv, CACHE.v_scale)
-        values = as_computed(values, query.dtype)
+        values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
+        value_scales = row_scales(values, kv, CACHE)
+        values = as_computed(as_cached(values, kv, CACHE.v_scale, value_scales), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         total, weight_sum, peak = weighed(
             scores, values, total, weight_sum, peak, seen[None, :], SCORES,
-            slopes, nth + tl.zeros((query.shape[0],), tl.int32), fed,
+            slopes, nth + tl.zeros((query.shape[0],), tl.int32), fed, key_scales, value_scales,
         )  # fmt: skip
     return total, weight_sum, peak

@@ -19,25 +19,90 @@ def _saturated(x, MOST: tl.constexpr):
     return tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))
 
 
-@triton.jit
-def as_cached(x, kv, scale: tl.constexpr):
-    """Return keys or values `x` as the cache stores them: divided by `scale`, saturated, and rounded to its dtype.
+# The least scale of a row: the smallest normal float32, so that rows of zeros can be divided by it.
+_LEAST_SCALE = tl.constexpr(2.0**-126)
 
-    `kv` points to the cache. NaN stays NaN in f8e4m3 and becomes 0 in i8. If `x` has the dtype of the cache already, it
-    is returned unchanged.
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """Return x, in float32, as the nearest numbers of the dtype f8e4m3 or i8, in that dtype.
+
+    NaN stays NaN in f8e4m3 and becomes 0 in i8.
+    """
+    if dtype == tl.int8:
+        x = _saturated(x, _MOST_I8)
+        whole = (x + _ROUNDING) - _ROUNDING
+        return tl.where(x == x, whole, 0.0).to(dtype)
+    else:
+        return _saturated(x, _MOST_F8).to(dtype)
+
+
+@triton.jit
+def row_scales(x, kv, CACHE: tl.constexpr):
+    """Return the scales f32[N] of keys or values x [N, D], or None unless the cache `kv` has scales per token.
+
+    A scale is the largest magnitude divided by the largest number of the cache's dtype. It is NaN if the row has NaN or
+    infinity.
+    """
+    scales = None
+    if CACHE.per_token:
+        x = x.to(tl.float32)
+        most = tl.max(tl.abs(x), 1)
+        odd = tl.sum(x - x, 1)  # 0, or NaN for rows that are not finite: the maximum may drop NaN
+        highest = tl.full(most.shape, _MOST_I8 if kv.dtype.element_ty == tl.int8 else _MOST_F8, tl.float32)
+        scales = tl.maximum(tl.div_rn(most, highest), _LEAST_SCALE) + odd
+    return scales
+
+
+@triton.jit
+def as_cached(x, kv, scale: tl.constexpr, scales):
+    """Return keys or values x [N, D] as the cache `kv` stores them: divided, saturated, and rounded to its dtype.
+
+    They are divided by the rows' `scales` [N], or by `scale` if `scales` is None. NaN stays NaN in f8e4m3 and becomes 0
+    in i8. If `x` has the dtype of the cache already, it is returned unchanged.
     """
     dtype: tl.constexpr = kv.dtype.element_ty
     if x.dtype != dtype:
         x = x.to(tl.float32)
-        if scale != 1.0:
+        if scales is not None:
+            x = tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape))
+        elif scale != 1.0:
             x = tl.div_rn(x, tl.full(x.shape, scale, tl.float32))
-        if dtype == tl.int8:
-            x = _saturated(x, _MOST_I8)
-            whole = (x + _ROUNDING) - _ROUNDING
-            x = tl.where(x == x, whole, 0.0).to(dtype)
-        else:
-            x = _saturated(x, _MOST_F8).to(dtype)
+        x = _rounded(x, dtype)
     return x
+
+
+@triton.jit
+def store_scales(rows, scales, mask, OFFSET: tl.constexpr):
+    """Store the scales f32[N] of rows of a cache, unless they are None. `mask` [N] masks rows.
+
+    `rows` [N] point to the keys of the rows. A scale is OFFSET bytes after its key.
+    """
+    if scales is not None:
+        tl.store((rows + OFFSET).to(tl.pointer_type(tl.float32), bitcast=True), scales, mask=mask)
+
+
+@triton.jit
+def key_scales_of(rows, mask, CACHE: tl.constexpr):
+    """Load the scales f32[N] of cached keys. Return None unless the cache has scales per token.
+
+    `rows` [N] point to the keys. `mask` [N] masks rows: masked-out ones get 0.
+    """
+    scales = None
+    if CACHE.per_token:
+        at = (rows + CACHE.key_scale).to(tl.pointer_type(tl.float32), bitcast=True)
+        scales = tl.load(at, mask=mask, other=0.0)
+    return scales
+
+
+@triton.jit
+def value_scales_of(rows, mask, CACHE: tl.constexpr):
+    """Load the scales f32[N] of cached values, as `key_scales_of` loads those of their keys."""
+    scales = None
+    if CACHE.per_token:
+        at = (rows + CACHE.value_scale).to(tl.pointer_type(tl.float32), bitcast=True)
+        scales = tl.load(at, mask=mask, other=0.0)
+    return scales
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.cache_dtype import as_cached
+from ingot.backends.triton.kernels.cache_dtype import as_cached, row_scales, store_scales
 
 
 @dataclass(frozen=True)
@@ -193,20 +193,24 @@ def kv_append(
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, FORM.block)[None, :]
     slot = tl.load(slots + token)
-    inside = (head < FORM.kv_heads) & (d < FORM.dim) & (slot >= 0)
-    row = kv + cache_rows(slot, CACHE) + head * CACHE.row
-    at = row + d
-    key = tl.load(k + token * FED.k.token + head * FED.k.head + d, mask=inside)
-    tl.store(at, as_cached(key, kv, CACHE.k_scale), mask=inside)
+    held = (head < FORM.kv_heads) & (slot >= 0)
+    rows = kv + cache_rows(slot, CACHE) + head * CACHE.row
+    inside = held[:, None] & (d < FORM.dim)
+    key = tl.load(k + token * FED.k.token + head[:, None] * FED.k.head + d, mask=inside, other=0.0)
+    scales = row_scales(key, kv, CACHE)
+    tl.store(rows[:, None] + d, as_cached(key, kv, CACHE.k_scale, scales), mask=inside)
+    store_scales(rows, scales, held, CACHE.key_scale)
     if v is not None:
         e = tl.arange(0, FORM.block_value)[None, :]
-        inside = (head < FORM.kv_heads) & (e < FORM.value_dim) & (slot >= 0)
-        at = row + e + CACHE.part_stride
-        value = tl.load(v + token * FED.v.token + head * FED.v.head + e, mask=inside)
-        tl.store(at, as_cached(value, kv, CACHE.v_scale), mask=inside)
+        inside = held[:, None] & (e < FORM.value_dim)
+        value = tl.load(v + token * FED.v.token + head[:, None] * FED.v.head + e, mask=inside, other=0.0)
+        of_values = row_scales(value, kv, CACHE)
+        value = as_cached(value, kv, CACHE.v_scale, of_values)
+        tl.store(rows[:, None] + e + CACHE.part_stride, value, mask=inside)
+        store_scales(rows, of_values, held, CACHE.value_scale)
 
 
 @triton.jit
@@ -255,7 +259,12 @@ def qk_norm_rope_append(
         rows = token * FED.k.token + head * FED.k.head
         rotated = prepared(k, rows, held, cos, sin, k_weight, HEAD)
         inside = held[:, None] & (d < HEAD.dim)
-        kept = kv + cache_rows(slot, CACHE) + head[:, None] * CACHE.row + d
-        tl.store(kept, as_cached(rotated, kv, CACHE.k_scale), mask=inside)
-        value = tl.load(v + token * FED.v.token + head[:, None] * FED.v.head + d, mask=inside)
-        tl.store(kept + CACHE.part_stride, as_cached(value, kv, CACHE.v_scale), mask=inside)
+        at = kv + cache_rows(slot, CACHE) + head * CACHE.row
+        scales = row_scales(rotated, kv, CACHE)
+        tl.store(at[:, None] + d, as_cached(rotated, kv, CACHE.k_scale, scales), mask=inside)
+        store_scales(at, scales, held, CACHE.key_scale)
+        value = tl.load(v + token * FED.v.token + head[:, None] * FED.v.head + d, mask=inside, other=0.0)
+        of_values = row_scales(value, kv, CACHE)
+        value = as_cached(value, kv, CACHE.v_scale, of_values)
+        tl.store(at[:, None] + d + CACHE.part_stride, value, mask=inside)
+        store_scales(at, of_values, held, CACHE.value_scale)

@@ -16,6 +16,8 @@ MOST_DECODED = 512
 # AUTO: a cache in the dtype of q, as in `--kv-cache-dtype auto`. EQUAL: a cache with keys and values of one width.
 AUTO, EQUAL = "auto", "equal"
 _VALUES, _LATENT = "values", "latent"
+# At the end of a form: the cache has scales per token.
+_PER_TOKEN = "_per_token"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class DecodeProblem:
     - `dtype`: the IR name of the dtype of q, k and v, such as "bf16"
     - `cache_dtype`: the IR name of the dtype of the cache, or "auto" if it is `dtype`
     - `form`: "equal" if keys and values have one width. "values_N" if values have N elements. "latent_N" if values are
-      the first N elements of keys
+      the first N elements of keys. It ends in "_per_token" if the cache has scales per token
     - `sharing`: how many adjacent k/v heads read one head of the cache
     """
 
@@ -77,8 +79,11 @@ class DecodeProblem:
     @property
     def cache_form(self) -> CacheForm:
         """Return how the cache stores keys and values: their widths, and whether a value is part of its key."""
-        kind, _, width = self.form.partition("_")
-        return CacheForm(self.dim, self.dim if kind == EQUAL else int(width), shared=kind == _LATENT)
+        kind, _, width = self.form.removesuffix(_PER_TOKEN).partition("_")
+        per_token = self.form.endswith(_PER_TOKEN)
+        return CacheForm(
+            self.dim, self.dim if kind == EQUAL else int(width), shared=kind == _LATENT, per_token=per_token
+        )
 
     @property
     def cache_heads(self) -> int:
@@ -87,7 +92,7 @@ class DecodeProblem:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of the key of one position and one head."""
+        """Return the bytes of the key of one position and one head, without its scale."""
         return self.dim * DTYPES[self.cached_as].itemsize
 
     @property
@@ -103,8 +108,8 @@ class DecodeProblem:
 def form_name(form: CacheForm) -> str:
     """Return the name of a cache form (widths of keys and values) in the tuning log: equal, values_N or latent_N.
 
-    N is the number of elements of a value. With "latent_N", a value is the first N elements of its key.
+    N is the number of elements of a value. With "latent_N", a value is the first N elements of its key. The name of a
+    form with scales per token ends in "_per_token".
     """
-    if form.equal:
-        return EQUAL
-    return f"{_LATENT if form.shared else _VALUES}_{form.value_width}"
+    name = EQUAL if form.equal else f"{_LATENT if form.shared else _VALUES}_{form.value_width}"
+    return name + (_PER_TOKEN if form.per_token else "")

@@ -1,6 +1,6 @@
 """Read and check the layouts of q, k, v and the KV cache, for the lowerings of attention, rope and cache writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,7 +8,7 @@ from ingot.backends.triton.kernels.attention_constants import Fed, Layout, Strid
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
-from ingot.ir.cache.dtype import is_narrow
+from ingot.ir.cache.dtype import SCALE_DEFAULTS, CacheScales, is_narrow
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.machine.gpus import FEATURES
 
@@ -39,15 +39,20 @@ def cache_of(call: Call) -> Cache:
     """
     kv, v = call.value("kv"), call.optional("v")
     page, kv_heads = static(kv, 2), static(kv, 3)
+    scales = CacheScales.of({**SCALE_DEFAULTS, **call.attributes})
     if "k" in call.values:
-        form = CacheForm.of(call.value("k").type, None if v is None else v.type)
+        form = CacheForm.of(call.value("k").type, None if v is None else v.type, per_token=scales.per_token)
     else:
-        form = CacheForm.of_cache(kv.type.shape, static(call.value("q"), 2), call.attributes.get("value_width"))
+        width = call.attributes.get("value_width")
+        form = CacheForm.of_cache(kv.type.shape, static(call.value("q"), 2), width, per_token=scales.per_token)
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
     call.want((head_stride, step) == (form.row, 1), f"the heads of the cache are not contiguous: {kv.type}")
     offset = part_stride if form.equal else form.value_offset(page, kv_heads)
-    scales = (float(call.attributes.get(name, 1.0)) for name in ("k_scale", "v_scale"))
-    return Cache(kv_heads, form, Layout(page, page_stride, offset, slot_stride, form.row, *scales))
+    layout = Layout(page, page_stride, offset, slot_stride, form.row, float(scales.k), float(scales.v))
+    if scales.per_token:
+        value_scale = offset + form.key_scale_offset if form.equal else form.value_scale_offset(page, kv_heads)
+        layout = replace(layout, per_token=True, key_scale=form.key_scale_offset, value_scale=value_scale)
+    return Cache(kv_heads, form, layout)
 
 
 def want_equal(call: Call, cache: Cache) -> None:

@@ -33,7 +33,7 @@ _POSITIONS = 1 << 16  # rows of the rotary table: the longest context of all mix
 # The factor of q, so that scores are about one: q and the keys are random numbers of about 0.02.
 _Q_SCALE = 2500.0
 # The scale of caches in i8, which hold whole numbers of about 32 in place of 0.02 (`Pool` in device.py).
-_I8_SCALE = 0.02 / 32
+_I8_SCALE = 2**-11
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
         found |= {"eps": _EPS, "interleaved": False}
     if problem.cache_form.shared:
         found["value_width"] = problem.cache_form.value_width
-    if problem.cached_as == "i8":
+    if problem.cache_form.per_token:
+        found["per_token"] = True
+    elif problem.cached_as == "i8":
         found |= {"k_scale": _I8_SCALE, "v_scale": _I8_SCALE}
     return found
 
@@ -180,6 +182,12 @@ class Steps:
         page = math.prod(shape)
         memory = pool.of(dtype, 2 * sum(self.needed) * page * dtype.itemsize)
         self._kv = memory[: memory.numel() // page * page].view(-1, *shape)
+        form = problem.cache_form
+        if form.per_token:
+            # No byte of these scales is NaN in f8e4m3: the same memory may serve as a cache without scales.
+            scale = _I8_SCALE if problem.cached_as == "i8" else 1.0
+            form.key_scales(self._kv).fill_(scale)
+            form.value_scales(self._kv).fill_(scale)
         self._order = torch.randperm(len(self._kv), generator=pool.generator, device=device.DEVICE).int()
         self._lens = torch.tensor(mix.contexts, dtype=torch.int32, device=device.DEVICE)
         self._table = _table(problem.dim).to(device.DEVICE) if problem.append else torch.empty(0)

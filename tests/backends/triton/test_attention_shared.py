@@ -29,7 +29,7 @@ MIXES: dict[str, Mix] = {
 
 
 def shared(
-    mix: Mix, dtype: torch.dtype, heads: Heads, behind: int = 0, scales: dict[str, float] | None = None
+    mix: Mix, dtype: torch.dtype, heads: Heads, behind: int = 0, scales: dict[str, Any] | None = None
 ) -> tuple[PagedStep, torch.Tensor]:
     """A step of such sequences, and its table of shared prefixes. The last page is NaN. With `scales` the cache is of
     eight bits."""
@@ -82,12 +82,12 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
                 ("more rows than a tile", Heads(4, 1, 128), {}),
                 ("two groups", Heads(3, 1, 64), {"slopes": True}),
             )
-            for scales in (None, {}, {"k_scale": 0.3, "v_scale": 1.7})
+            for scales in (None, {}, {"k_scale": 0.3, "v_scale": 1.7}, {"per_token": True})
         ],
     ),
 )
 def test_a_prefix_is_read_once(
-    mix: str, heads: Heads, options: dict[str, Any], scales: dict[str, float] | None, dtype: torch.dtype
+    mix: str, heads: Heads, options: dict[str, Any], scales: dict[str, Any] | None, dtype: torch.dtype
 ) -> None:
     step, sharing = shared(MIXES[mix], dtype, heads, behind=3, scales=scales)
     options = dict(options)

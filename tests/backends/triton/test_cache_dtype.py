@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +31,13 @@ from ingot.backends.triton.lower.attention import LOWERINGS as ATTENTIONS
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.backends.triton.schedule import Value
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
 
 # None, one that moves what is rounded, and one in whose range nothing saturates.
-SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
+SCALES: list[dict[str, Any]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
+PER_TOKEN: dict[str, Any] = {"per_token": True}
 scaled = pytest.mark.parametrize("scales", SCALES, ids=str)
 caches = pytest.mark.parametrize("narrow", some(1, NARROW), ids=str)
 
@@ -55,7 +58,7 @@ def listed(results: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @scaled
-def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, float], dtype: torch.dtype) -> None:
+def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, Any], dtype: torch.dtype) -> None:
     x = numbers(dtype)
     x = torch.cat([x, x.new_zeros(-len(x) % 16)]).view(1, -1, 16)
     kv = torch.zeros(1, 2, 1, x.shape[1], 16).to(FLOAT8)
@@ -70,9 +73,7 @@ def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, fl
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @scaled
-def test_every_number_is_rounded_to_int8_as_the_reference_rounds_it(
-    scales: dict[str, float], dtype: torch.dtype
-) -> None:
+def test_every_number_is_rounded_to_int8_as_the_reference_rounds_it(scales: dict[str, Any], dtype: torch.dtype) -> None:
     whole = torch.arange(-131.0, 131.5, 0.5)
     near = [torch.nextafter(whole, torch.tensor(end)) for end in (-math.inf, math.inf)]
     x = torch.cat([whole, *near, torch.tensor([1e4, -1e30, math.inf, -math.inf, math.nan, 1e-9])]).to(dtype)
@@ -109,8 +110,11 @@ MIXED: Mix = [(33, 20), (1, 140), (1, 0), (0, 7), (2, 5)]
 
 
 @attention_dtypes
-@pytest.mark.parametrize(("mask", "scales", "narrow"), some(1, itertools.product(MASKS, SCALES[1:], NARROW)))
-def test_every_mask(mask: str, scales: dict[str, float], narrow: torch.dtype, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("mask", "scales", "narrow"),
+    [*some(1, itertools.product(MASKS, SCALES[1:], NARROW)), *some(1, itertools.product(MASKS, [PER_TOKEN], NARROW))],
+)
+def test_every_mask(mask: str, scales: dict[str, Any], narrow: torch.dtype, dtype: torch.dtype) -> None:
     """In steps of few tokens, of prompts beside decoding, and in deterministic ones, with sinks and a cap."""
     few = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales, narrow)
     sinks = torch.linspace(-1.0, 3.0, GROUPED.q).to(dtype)
@@ -145,11 +149,12 @@ def test_trees(dtype: torch.dtype) -> None:
             (Heads(6, 2, 96), SCALES[2]),
             (Heads(17, 1, 128), SCALES[0]),
             (Heads(2, 1, 256), SCALES[1]),
+            *((Heads(2, 1, dim), PER_TOKEN) for dim in (30, 64, 128, 256)),
         ],
     ),
     ids=str,
 )
-def test_sizes_of_heads(heads: Heads, scales: dict[str, float], narrow: torch.dtype, dtype: torch.dtype) -> None:
+def test_sizes_of_heads(heads: Heads, scales: dict[str, Any], narrow: torch.dtype, dtype: torch.dtype) -> None:
     """Contexts in several splits, the longest in more than short ones; several tokens of a sequence in one step."""
     step = narrowed(a_step([(1, 75), (2, 30), (1, 150), (1, 0)], dtype, heads, gap=1), scales, narrow)
     appended(step, 16, cores=6, **scales)
@@ -158,12 +163,14 @@ def test_sizes_of_heads(heads: Heads, scales: dict[str, float], narrow: torch.dt
 
 
 @attention_dtypes
-def test_one_token_that_is_normed(dtype: torch.dtype) -> None:
+@caches
+@pytest.mark.parametrize("scales", [SCALES[1], PER_TOKEN], ids=str)
+def test_one_token_that_is_normed(scales: dict[str, Any], narrow: torch.dtype, dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 64)
     for mix in ([(1, 300)], [(1, 0)]):
-        step = narrowed(a_step(mix, dtype, heads), SCALES[1])
+        step = narrowed(a_step(mix, dtype, heads), scales, narrow)
         gains = [torch.linspace(0.5, 1.5, 64).to(dtype)] * 2
-        appended(step, 1, *gains, rotary=24, **SCALES[1])
+        appended(step, 1, *gains, rotary=24, **scales)
 
 
 # Values narrower than keys, wider, and the first of them; a latent cache, and one of two tiles.
@@ -181,12 +188,15 @@ LATENT = [Heads(34, 1, 576, 512, shared=True)]
 
 @attention_dtypes
 @caches
+@pytest.mark.parametrize("per_token", [False, True], ids=["static", "per token"])
 @pytest.mark.parametrize(
     "heads", [*some(1, FORMS), *(drawn_in_one_of(12, LATENT) if DEVICE == "cpu" else LATENT)], ids=str
 )
-def test_every_form_of_cache(heads: Heads, narrow: torch.dtype, dtype: torch.dtype) -> None:
+def test_every_form_of_cache(heads: Heads, per_token: bool, narrow: torch.dtype, dtype: torch.dtype) -> None:
     """What fills it is written by the kernel that does, to the bit."""
-    scales = {"k_scale": 0.3, "v_scale": 0.3 if heads.shared else 1.7}
+    scales = PER_TOKEN if per_token else {"k_scale": 0.3, "v_scale": 0.3 if heads.shared else 1.7}
+    if per_token and not heads.shared:
+        heads = replace(heads, dim=heads.dim + -(heads.dim + heads.value) % 4)
     for mix, most, invariant in (
         ([(1, 70), (3, 20)], 32, False),
         ([(19, 30), (0, 4), (1, 65)], 2048, False),
@@ -204,10 +214,12 @@ def test_every_form_of_cache(heads: Heads, narrow: torch.dtype, dtype: torch.dty
 
 @attention_dtypes
 @pytest.mark.parametrize(("most", "cores"), [(16, 6), (2048, CORES)])
-def test_parts_put_together(most: int, cores: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("scales", "narrow"), some(1, itertools.product([SCALES[1], PER_TOKEN], NARROW)), ids=str)
+def test_parts_put_together(
+    scales: dict[str, Any], narrow: torch.dtype, most: int, cores: int, dtype: torch.dtype
+) -> None:
     """The scale of values is in each part, and not in the log-sum-exp that puts them together."""
-    scales = SCALES[1]
-    step = narrowed(a_step([(1, 130), (3, 40), (1, 3), (0, 20)], dtype, gap=1, behind=2), scales)
+    step = narrowed(a_step([(1, 130), (3, 40), (1, 3), (0, 20)], dtype, gap=1, behind=2), scales, narrow)
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **scales)
     pages, starts, lens, kv_lens = step.lens
     first = torch.minimum((kv_lens - lens).clamp(min=0) // 16, torch.tensor(3)).int()
@@ -235,6 +247,26 @@ def test_nan_of_a_token_is_cached_and_stays_with_its_sequence(dtype: torch.dtype
     assert bool(found[0].isfinite().all()) and bool(found[1].isnan().all())
     page, offset = divmod(int(step.slots[1]), 16)
     assert bool(cache[page, 0, offset].isnan().all()) and not bool(cache[page, 1, offset].isnan().any())
+
+
+@attention_dtypes
+@caches
+def test_a_row_with_nan_or_infinity_is_nan_in_its_own_sequence_alone(narrow: torch.dtype, dtype: torch.dtype) -> None:
+    """With scales per token, i8 as well: the scale of the row is NaN."""
+    for odd in (math.nan, math.inf):
+        step = narrowed(a_step([(1, 40), (1, 40)], dtype), PER_TOKEN, narrow)
+        step.k[0], step.v[0] = 1.0, 1.0  # of no size that the table of tolerances is not for
+        step.k[1, :, 5] = odd
+        args = (step.kv, step.q, step.k, step.v, step.positions, rotations(64), step.slots, *step.lens)
+        found, cache = run_lowering(
+            OPS["append_attention"], ATTENTIONS["append_attention"], args, {"eps": 1e-5, "scale": 0.1, **PER_TOKEN},
+            dims=step.dims, cores=CORES,
+        )  # fmt: skip
+        assert bool(found[0].isfinite().all()) and bool(found[1].isnan().all())
+        form = CacheForm.of(step.k, step.v, per_token=True)
+        page, offset = divmod(int(step.slots[1]), 16)
+        assert bool(form.key_scales(cache)[page, offset].isnan().all())
+        assert bool(form.value_scales(cache)[page, offset].isfinite().all())
 
 
 def test_caches_of_other_dtypes_and_gpus_without_eight_bits_are_refused() -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from ingot.ir.cache.dtype import as_cached, row_scales
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops import OPS, Sample
 
 # Ops that move the rows of a cache.
@@ -24,10 +27,38 @@ def in_eight_bits(kv: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
     return torch.where(whole.isnan(), UNWRITTEN, whole.nan_to_num(0.0)).to(INT8)
 
 
+def with_token_scales(kv: torch.Tensor, form: CacheForm, narrow: torch.dtype) -> torch.Tensor:
+    """A cache of eight bits with scales per token, and the numbers of `kv`, a cache of this form in wider numbers. Rows
+    of NaN, which nobody wrote, have the scale NaN."""
+    scaled = replace(form, per_token=True)
+    bits = torch.zeros(kv.shape[0], *scaled.shape(*kv.shape[2:4])[1:], dtype=torch.uint8)
+    made = bits.view(narrow)
+    for part, numbers, scales in (
+        (form.keys, scaled.keys, scaled.key_scales),
+        (form.values, scaled.values, scaled.value_scales),
+    ):
+        if form.shared and part == form.values:
+            continue
+        given = part(kv).float()
+        own = row_scales(given.flatten(0, 1), narrow)
+        scales(made).copy_(own.view(given.shape[:3]))
+        codes = as_cached(given.flatten(0, 1), narrow, own).view(given.shape)
+        numbers(bits).copy_(codes.view(torch.uint8))
+    return made
+
+
+def form_in(call: dict[str, Any]) -> CacheForm:
+    """How the cache of a call stores keys and values, without scales; `call` holds its arguments by name."""
+    if "k" in call:
+        return CacheForm.of(call["k"], call["v"])
+    return CacheForm.of_cache(call["kv"].shape, call["q"].shape[2], call["value_width"])
+
+
 def eight_bit_samples(
     name: str, dtype: torch.dtype, seed: int = 0, caches: Sequence[torch.dtype] = NARROW
 ) -> list[Sample]:
-    """Without scales and with them; keys and values that are written go beyond what eight bits hold."""
+    """Without scales, with them and with scales per token; keys and values that are written go beyond what eight bits
+    hold."""
     return [sample for narrow in caches for sample in _samples_over(name, dtype, seed, narrow)]
 
 
@@ -50,4 +81,9 @@ def _samples_over(name: str, dtype: torch.dtype, seed: int, narrow: torch.dtype)
 
             args, kwargs = op.changed(sample.args, dict(sample.kwargs), change)
             found.append(replace(sample, args=args, kwargs={**kwargs, **scales}))
+        form = form_in(op.bind(sample.args, sample.kwargs))
+        if form.equal or form.shared or form.numbers % 4 == 0:
+            made = lambda name, value: with_token_scales(value, form, narrow) if name == "kv" else value  # noqa: E731, B023
+            args, kwargs = op.changed(sample.args, dict(sample.kwargs), made)
+            found.append(replace(sample, args=args, kwargs={**kwargs, "per_token": True}))
     return found

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from call_oracle import rounded_worse
-from eight_bit_samples import FLOAT8, in_eight_bits
+from eight_bit_samples import FLOAT8, in_eight_bits, with_token_scales
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
 from triton_schedules import DEVICE, TESTED, run_lowering
 
 from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.ir.cache.dtype import SCALE_DEFAULTS
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 
@@ -40,14 +42,18 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
     return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
 
 
-def narrowed(step: PagedStep, scales: dict[str, float], narrow: torch.dtype = FLOAT8) -> PagedStep:
+def narrowed(step: PagedStep, scales: dict[str, Any], narrow: torch.dtype = FLOAT8) -> PagedStep:
     """The step over a cache of eight bits, NaN or -128 where nothing was written. The keys and values of the first
     token are beyond what eight bits hold."""
     k, v = step.k.clone(), None if step.v is None else step.v.clone()
     k[0] *= 2000 * scales.get("k_scale", 1.0)
     if v is not None:
         v[0] *= 2000 * scales.get("v_scale", 1.0)
-    return replace(step, kv=in_eight_bits(step.kv, narrow), k=k, v=v)
+    if scales.get("per_token"):
+        kv = with_token_scales(step.kv, CacheForm.of(k, v), narrow)
+    else:
+        kv = in_eight_bits(step.kv, narrow)
+    return replace(step, kv=kv, k=k, v=v)
 
 
 def agree(
@@ -96,7 +102,7 @@ def over_pages(
     step: PagedStep, most: int, sinks: torch.Tensor | None = None, *, invariant: bool = False, **options: Any
 ) -> None:
     """`paged_attention` of the step, over a cache that holds what it feeds."""
-    scales = {name: options[name] for name in ("k_scale", "v_scale") if name in options}
+    scales = {name: options[name] for name in SCALE_DEFAULTS if name in options}
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **scales)
     args, options = (step.q, kv, *step.lens, sinks), {"scale": step.q.shape[2] ** -0.5, **options}
     agree("paged_attention", step, args, options, most, invariant=invariant)
