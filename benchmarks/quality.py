@@ -64,6 +64,8 @@ CASES = (
     _case("nf4", "rtn"),
     _case("mxfp4", "rtn"),
     Case("kv_fp8", "none", {"kv_cache_dtype": "fp8"}),
+    Case("kv_fp8", "token", {"kv_cache_dtype": "fp8", "kv_cache_scales": "token"}),
+    Case("kv_int8", "token", {"kv_cache_dtype": "int8", "kv_cache_scales": "token"}),
 )
 BOUNDS = (0.00005, 0.0005)
 # Characters of the small models' calibration text. Each is a token, so the builtin text would be four times as long as

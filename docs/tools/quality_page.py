@@ -45,9 +45,10 @@ def _auto(figures: dict[str, Figure]) -> Iterator[str]:
 def _row(figures: dict[str, Figure], name: str, base: float) -> tuple[str, ...]:
     format, _, method = name.rpartition(".")
     perplexity, kl, stored = (figures[f"{name}.{part}"].value for part in ("perplexity", "kl", "bytes"))
-    shown = "KV cache in fp8" if format == "kv_fp8" else format
+    shown = f"KV cache in {format.removeprefix('kv_')}" if format.startswith("kv_") else format
+    method = {"none": "–", "token": "scales per token"}.get(method, method)
     change = f"{100 * (perplexity / base - 1):+.2f} %"
-    return shown, "–" if method == "none" else method, f"{perplexity:.3f}", change, f"{kl:.5f}", quantity(stored, "B")
+    return shown, method, f"{perplexity:.3f}", change, f"{kl:.5f}", quantity(stored, "B")
 
 
 def _auto_row(figures: dict[str, Figure], name: str) -> tuple[str, ...]:

@@ -38,15 +38,27 @@ class Group:
     format: str
 
 
+def _check_cache(cache: Fields) -> None:
+    """Raise ConfigError unless `kv_cache_scheme` is eight bits with static scales, for a tensor or for each head.
+
+    `ingot.frontend.cache_scales` reads the scales.
+    """
+    cache.choice("type", ("int", "float"), "int")
+    cache.choice("num_bits", (8,), 8)
+    cache.choice("strategy", ("tensor", "attn_head"), "tensor")
+    cache.choice("dynamic", (False,), False)
+    cache.choice("symmetric", (True,), True)
+    cache.skip("group_size", "block_structure", "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    cache.end()
+
+
 def read_compressed_tensors(fields: Fields) -> Callable[[Stored], Logical]:
     """Return the reader of a checkpoint with this quantization_config. Raises ConfigError."""
     whole = fields.get("format", str, "dense")
     fields.choice("quantization_status", ("compressed", "frozen", "initialized", "calibration"), "compressed")
     ignored = matcher(fields.names("ignore"))
     if (cache := fields.object("kv_cache_scheme")) is not None:
-        args = Args.of(cache)
-        if (args.bits, args.kind, args.strategy) != (8, "float", "tensor") or args.dynamic or not args.symmetric:
-            raise fields.error("kv_cache_scheme", f"is {cache.values!r:.80}", "static float8 with a scale for a tensor")
+        _check_cache(cache)
     sparsity = fields.object("sparsity_config")
     if sparsity is not None and sparsity.values and sparsity.values.get("format") != "dense":
         raise fields.error("sparsity_config", f"is {sparsity.values!r:.80}", _SPARSE)

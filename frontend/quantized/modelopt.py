@@ -26,10 +26,10 @@ def read_modelopt(fields: Fields) -> Callable[[Stored], Logical]:
     nested = fields.object("quantization")
     inner = fields if nested is None else nested
     method = inner.choice("quant_algo", _METHODS, "")
-    inner.choice("kv_cache_quant_algo", ("FP8", "NONE"), "NONE")
+    inner.choice("kv_cache_quant_algo", ("FP8", "INT8", "NONE"), "NONE")
     if (cache := inner.object("kv_cache_scheme")) is not None:
         cache.choice("num_bits", (8,), 8)
-        cache.choice("type", ("float",), "float")
+        cache.choice("type", ("int", "float"), "float")
         cache.skip("dynamic")
         cache.end()
     size = {"NVFP4": 16, "NVFP4_FP8_MHA": 16, "MXFP8": 32}.get(method, 0)

@@ -23,7 +23,13 @@ from ingot.compile.request_checks import (
     check_tunable,
 )
 from ingot.compile.timing.tuning_log import artifact_log, read_log
-from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
+from ingot.frontend.cache_scales import (
+    SCALE_NAMES,
+    read_cache_scales,
+    scaled_per_token,
+    set_cache_scales,
+    unused_scales,
+)
 from ingot.frontend.checkpoint import Checkpoint, read_config
 from ingot.frontend.checkpoint_files import name_files
 from ingot.frontend.merge_adapter import ALIAS, adapter_checkpoint, merge_adapter
@@ -95,6 +101,7 @@ class Request:
     weight_budget: float
     passes: str
     kv_cache_dtype: str
+    scales_per_token: bool
     mesh: dict[str, int]
     tune: bool
     tuning_log: TuningLog | None
@@ -116,6 +123,7 @@ class Request:
         backend: str = "auto",
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        kv_cache_scales: str = "auto",
         max_seq_len: int | None = None,
         max_batch: int | None = None,
         max_tokens: int | None = None,
@@ -198,6 +206,7 @@ class Request:
                 expected="a method that keeps the inputs that adapters are made for: rtn or gptq",
             )
         opened = Checkpoint.open(source.fetch(progress))
+        per_token = scaled_per_token(opened, kv_cache_dtype, kv_cache_scales)
         further = {alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()}
         if quantizing is not None and opened.quantized is not None:
             raise OptionError(
@@ -231,6 +240,7 @@ class Request:
                 "backend": _first_name(backend, choices(machine.device)),
                 "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
                 "kv_cache_dtype": kv_cache_dtype,
+                "kv_cache_scales": kv_cache_scales,
                 "max_seq_len": limits.max_seq_len,
                 "max_batch": limits.max_batch,
                 "max_tokens": limits.max_tokens,
@@ -256,6 +266,7 @@ class Request:
             weight_budget=weight_budget,
             passes=passes,
             kv_cache_dtype=kv_cache_dtype,
+            scales_per_token=per_token,
             mesh=axes,
             tune=tune,
             tuning_log=log,
@@ -353,12 +364,15 @@ class Request:
             notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
         if code := name_code(config):
             notes.append(f"code that the checkpoint brings, and that is not run: {code}")
+        if text := unused_scales(self.checkpoint, self.kv_cache_dtype, per_token=self.scales_per_token):
+            notes.append(text)
         if model.respelled:
             notes.append(f"names of tensors in which {Respelling.of(model.respelled)}")
         return tuple(notes)
 
     def pipeline(self) -> tuple[Phase, ...]:
-        given = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
+        cache = f"kv_cache_dtype={self.kv_cache_dtype},per_token={str(self.scales_per_token).lower()}"
+        given = f"default,insert-paged-kv{{{cache}}}"
         if self.checkpoint.quantized is not None:
             given += f",{AdoptQuantized.name}"
         if self.quantize is not None:

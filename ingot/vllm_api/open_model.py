@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def open_model(args: EngineArgs) -> LLM:
     )
 
 
+# vLLM's names of KV caches that have other names here. Unknown names are refused by the compile.
+_CACHES: Mapping[str, Mapping[str, str]] = {
+    "fp8_e4m3": {"kv_cache_dtype": "fp8"},
+    "fp8_per_token_head": {"kv_cache_dtype": "fp8", "kv_cache_scales": "token"},
+    "int8_per_token_head": {"kv_cache_dtype": "int8", "kv_cache_scales": "token"},
+}
+
+
 def _compile_options(args: EngineArgs, quantization: Quantization | None) -> dict[str, Any]:
     """Return the options that a checkpoint is compiled with. They are arguments of `compile_model`."""
     options: dict[str, Any] = {}
@@ -80,7 +89,7 @@ def _compile_options(args: EngineArgs, quantization: Quantization | None) -> dic
     if quantization is not None and quantization.format is not None:
         options["quantize"] = quantization.format
     if args.kv_cache_dtype != "auto":
-        options["kv_cache_dtype"] = args.kv_cache_dtype
+        options |= _CACHES.get(args.kv_cache_dtype, {"kv_cache_dtype": args.kv_cache_dtype})
     if _length(args) is not None:
         options["max_seq_len"] = args.max_model_len
     if args.enable_lora:

@@ -28,6 +28,7 @@ def compile_checkpoint(
     backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto",
+    kv_cache_scales: Literal["auto", "tensor", "head", "token"] = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
     max_tokens: int | None = None,
@@ -74,8 +75,12 @@ def compile_checkpoint(
     dtype
         Dtype of weights and activations. auto keeps the checkpoint's.
     kv_cache_dtype
-        Dtype of the KV cache. auto is the model's dtype. fp8 takes half the memory of bfloat16. It uses the
-        checkpoint's scales, or 1.0 without them. It needs a CPU, or a GPU from sm_89 on.
+        Dtype of the KV cache. auto is the model's dtype. fp8 and int8 take half the memory of bfloat16. fp8 needs a
+        CPU, or a GPU from sm_89 on.
+    kv_cache_scales
+        Scales of a KV cache in fp8 or int8. tensor takes the checkpoint's, or 1.0 for fp8. token computes one for each
+        token and head. auto takes the checkpoint's if they are for this dtype; without any, fp8 has 1.0, and int8 has
+        scales per token. head is not supported yet.
     max_seq_len
         Tokens of a prompt and its output together. Default: the model's own limit.
     max_batch
@@ -149,6 +154,7 @@ def compile_checkpoint(
             backend=backend,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
+            kv_cache_scales=kv_cache_scales,
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             max_tokens=max_tokens,
