@@ -147,8 +147,8 @@ def compile_model(
     - `dtype`: "auto" keeps the checkpoint's dtype
     - `kv_cache_dtype`: "auto" stores keys and values in the model's dtype. "fp8" and "int8" store them in eight bits
     - `kv_cache_scales`: the scales of such a cache. "tensor" takes the checkpoint's, or 1.0 for fp8. "token" computes
-      one for each token and head. "auto" takes the checkpoint's if they are for this dtype; without any, fp8 has 1.0, and
-      int8 has scales per token
+      one for each token and head. "auto" takes the checkpoint's if they are for this dtype. Without any,
+      fp8 has 1.0, and int8 has scales per token
     - `max_seq_len`: the most tokens of prompt plus output (default: the model's limit)
     - `max_batch`, `max_tokens`: the most sequences and the most tokens of a step. The defaults are 256 and 8192 on a
       GPU, 64 and 2048 on a CPU. There are at most as many sequences as tokens

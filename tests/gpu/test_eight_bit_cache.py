@@ -26,10 +26,18 @@ from ingot.runtime.loader import load_artifact
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("eight_bit_cache")]
 TARGET = "cuda"
 LIMITS: dict[str, Any] = {"max_batch": 96, "max_tokens": 512, "max_seq_len": 256, "jobs": 4}
-# Of what rounding to eight bits does to logits: so much may the few numbers do that are rounded otherwise.
-PART = 1 / 128
+# Of what rounding to eight bits does to logits: so much may the few numbers do that are rounded otherwise, by the dtype
+# of the cache. The largest number of an int8 row is 127 steps, so more numbers are near a tie: the C++ kernels differ
+# from the references by up to 1/110 of it.
+PARTS = {"fp8": 1 / 128, "int8": 1 / 32}
 NEW_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+# The caches: with the checkpoint's scales, and with scales per token.
+CACHES: dict[str, dict[str, str]] = {
+    "fp8": {"kv_cache_dtype": "fp8"},
+    "fp8 per token": {"kv_cache_dtype": "fp8", "kv_cache_scales": "token"},
+    "int8 per token": {"kv_cache_dtype": "int8", "kv_cache_scales": "token"},
+}
 # All tokens of a sequence at once, a few of each a step, one by one: steps of all bucket classes.
 CHUNKS = (None, 15, 5, 1)
 
@@ -48,6 +56,7 @@ class Model:
 
     checkpoint: Path
     folder: Path
+    cache: dict[str, str]
     sequences: list[list[int]]
     expected: torch.Tensor
     in_bf16: torch.Tensor
@@ -57,18 +66,22 @@ class Model:
     def noise(self) -> float:
         return rms(self.expected - self.unrounded)
 
+    @property
+    def allowed(self) -> float:
+        return PARTS[self.cache["kv_cache_dtype"]] * self.noise
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("eight-bits")
+
+@pytest.fixture(scope="module", params=CACHES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder, cache = tmp_path_factory.mktemp("eight-bits"), CACHES[request.param]
     checkpoint, sequences = write_scaled(MODEL, folder / "checkpoint"), prompts(4)
     logits = []
-    for number, (dtype, cache) in enumerate((("float32", "fp8"), ("bfloat16", "fp8"), ("float32", "auto"))):
+    for number, (dtype, options) in enumerate((("float32", cache), ("bfloat16", cache), ("float32", {}))):
         path = folder / f"{number}.ingot"
         limits = {**LIMITS, "target": "cpu", "backend": "reference"}
-        compile_model(checkpoint, path, dtype=dtype, kv_cache_dtype=cache, **limits)
+        compile_model(checkpoint, path, dtype=dtype, **options, **limits)
         logits.append(torch.cat(teacher_forced_artifact(str(path), sequences, None)))
-    return Model(checkpoint, folder, sequences, *logits)
+    return Model(checkpoint, folder, cache, sequences, *logits)
 
 
 # The artifacts for the GPU, each compiled when a test asks for it. None takes references for attention: they stand in
@@ -85,7 +98,7 @@ def made(model: Model) -> Callable[[str], Path]:
     @functools.cache
     def make(name: str) -> Path:
         path = model.folder / f"{name}.ingot"
-        compile_model(model.checkpoint, path, target=TARGET, kv_cache_dtype="fp8", **ARTIFACTS[name], **LIMITS)
+        compile_model(model.checkpoint, path, target=TARGET, **model.cache, **ARTIFACTS[name], **LIMITS)
         return path
 
     return make
@@ -98,7 +111,7 @@ def test_logits_are_those_of_the_reference(model: Model, made: Callable[[str], P
     error = rms(found - model.expected)
     print(f"error {error:.2e}, of eight bits {model.noise:.2e}, logits of size {rms(model.expected):.2e}")
     assert model.noise > 1e-3 * rms(model.expected), "eight bits are seen"
-    assert error <= PART * model.noise
+    assert error <= model.allowed
     found = torch.cat(teacher_forced_artifact(str(made("bfloat16")), model.sequences, chunk))
     problem = disagreement(found, model.expected, model.in_bf16, torch.bfloat16)
     assert problem is None, problem
@@ -133,7 +146,7 @@ def test_tokens_of_the_engine_are_those_of_a_cpu(model: Model, made: Callable[[s
 
     A log-probability may differ by what the few numbers do that are rounded otherwise, of a row at its worst."""
     expected = LLM(model.folder / "0.ingot").generate(asked(12), GREEDY)
-    most = 8 * PART * model.noise
+    most = 8 * model.allowed
     for options in ({}, {"cuda_graphs": "all"}, {"cuda_graphs": "none"}, {"num_kv_pages": 24, "max_num_seqs": 6}):
         llm = LLM(made("float32"), **options)
         for _ in range(2):
@@ -145,7 +158,7 @@ def test_shared_prefixes_are_read_once(model: Model, made: Callable[[str], Path]
     llm = LLM(made("float32"), num_kv_pages=1600)
     llm._engine._scheduler._least_shared = 1
     for _ in range(2):
-        agree(llm.generate(asked(40), GREEDY), alone, 8 * PART * model.noise)
+        agree(llm.generate(asked(40), GREEDY), alone, 8 * model.allowed)
 
 
 def test_deterministic_steps_give_the_bits_that_a_request_gets_alone(made: Callable[[str], Path]) -> None:
@@ -162,7 +175,7 @@ def test_deterministic_steps_give_the_bits_that_a_request_gets_alone(made: Calla
 
 def test_pages_are_copied_moved_and_cleared(made: Callable[[str], Path]) -> None:
     states = load_artifact(made("bfloat16"), num_pages=8).executor.states
-    caches = [states[name] for name in states if states[name].dtype is torch.float8_e4m3fn]
+    caches = [states[name] for name in states if states[name].dtype in (torch.float8_e4m3fn, torch.int8)]
     assert len(caches) == 3
     g = torch.Generator().manual_seed(3)
     before = [torch.randint(0, 256, cache.shape, generator=g, dtype=torch.uint8) for cache in caches]

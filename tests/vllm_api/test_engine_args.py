@@ -147,11 +147,16 @@ def test_what_a_checkpoint_is_compiled_with(
     llm = open_model(EngineArgs(model=str(checkpoint), trust_remote_code=True, **given))
     open_model(EngineArgs(model=checkpoint, max_model_len=-1, quantization="ptpc_fp8"))
     open_model(EngineArgs(model=checkpoint, quantization="gptq_marlin"))
+    for name in ("fp8_e4m3", "fp8_per_token_head", "int8_per_token_head"):
+        open_model(EngineArgs(model=checkpoint, kv_cache_dtype=name))
     wanted = {"dtype": "float16", "max_seq_len": 64, "kv_cache_dtype": "fp8", "revision": "v1"}
     assert seen == [
         (str(checkpoint), wanted, None),
         (checkpoint, {"quantize": "fp8_per_channel_per_token"}, ()),
         (checkpoint, {}, ("gptq",)),
+        (checkpoint, {"kv_cache_dtype": "fp8"}, None),
+        (checkpoint, {"kv_cache_dtype": "fp8", "kv_cache_scales": "token"}, None),
+        (checkpoint, {"kv_cache_dtype": "int8", "kv_cache_scales": "token"}, None),
     ]
     assert llm.llm_engine._scheduler.config.max_seq_len == 64
 
