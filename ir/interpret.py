@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.exact_caches import exact_cache, is_narrow_cache
 from ingot.ir.mesh import groups, mesh_text, world_size
 from ingot.ir.ops import Op, op_of
 from ingot.ir.program import Program, RegionCall, target_name
@@ -28,8 +29,8 @@ def interpret(
     """Run a program with the reference functions of its ops, and return its outputs by name.
 
     `values` holds all inputs, params and states by name; none is modified. `exact` computes in float64, and then casts
-    between floating-point types do nothing. With `rowwise`, a token's result does not depend on the other tokens in the
-    step. `watch` is called with each node and its result.
+    between floating-point types do nothing. KV caches of eight bits then hold float64 too. With `rowwise`, a token's
+    result does not depend on the other tokens in the step. `watch` is called with each node and its result.
 
     Raises VerifyError if a value is missing or does not fit its declared type. Also raises it for a program on a mesh.
     """
@@ -104,7 +105,13 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
         if name not in values:
             raise VerifyError(f"no value for {node.meta['kind']} '{name}'", where=f"program {program.name}")
         value = values[name]
-        declared = program.states[name].type if isinstance(node.meta["type"], StateType) else node.meta["type"]
+        declared = node.meta["type"]
+        if isinstance(declared, StateType):
+            declared = program.states[name].type
+            if exact and is_narrow_cache(program, node):  # rounding to eight bits is a cast, also to i8
+                if value.dtype is declared.dtype:
+                    value = exact_cache(value, node)
+                declared = replace(declared, dtype=value.dtype)
         _check(value, declared, sizes, name, exact)
         env[node] = value
     return env

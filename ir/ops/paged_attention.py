@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from ingot.ir.cache.dtype import CacheScales, as_cached, as_movable, check_cache_dtype, row_scales
+from ingot.ir.cache.dtype import CacheScales, as_cached, as_movable, check_cache_dtype, is_narrow, row_scales
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import (
@@ -56,17 +56,18 @@ def _write_real(
 ) -> None:
     form = CacheForm.of(k, v, per_token=scales.per_token)
     form.check(kv.shape)
+    scaled = scales.per_token and is_narrow(kv.dtype)  # an interpreter that computes exactly has caches in float64
     page_size = kv.shape[2]
     place = slots // page_size, slots % page_size
     of_keys: float | torch.Tensor = scales.k
-    if scales.per_token:
+    if scaled:
         of_keys = row_scales(k, kv.dtype)
         form.key_scales(kv).index_put_(place, of_keys)
     form.keys(kv).index_put_(place, as_cached(k, kv.dtype, of_keys))
     if v is None:
         return
     of_values: float | torch.Tensor = scales.v
-    if scales.per_token:
+    if scaled:
         of_values = row_scales(v, kv.dtype)
         form.value_scales(kv).index_put_(place, of_values)
     form.values(kv).index_put_(place, as_cached(v, kv.dtype, of_values))
@@ -361,7 +362,7 @@ def cached_keys(
     pages = as_movable(kv).index_select(0, table[page : -(-end // page_size)]).view(kv.dtype)
     places = torch.arange(page * page_size, end, device=kv.device)
     k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
-    if form.per_token:
+    if form.per_token and is_narrow(kv.dtype):
         scales = (
             part.flatten(0, 1)[: places.shape[0], :, None]
             for part in (form.key_scales(pages), form.value_scales(pages))

@@ -2,12 +2,14 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot.debug.bisect.execution.tensor_check import Wrong, check_state, check_tensor, raw_bits, same_bits
+from ingot.ir.exact_caches import comparable_state
 from ingot.ir.interpret import interpret
 from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.program import Program, RegionCall
@@ -110,10 +112,11 @@ def wrong_results(
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
     fine = [_is_fine(value, wanted) for value, wanted in zip(results, plain, strict=False)]
-    fine += [
-        _is_fine(state, wanted, inputs[name])
+    states = [
+        _State(name, *(comparable_state(alone, name, one) for one in (inputs[name], state, wanted)))
         for (name, state), wanted in zip(updated.items(), plain[count:], strict=True)
     ]
+    fine += [_is_fine(state.found, state.plain, state.before) for state in states]
     if all(fine):
         return None  # the float64 run, which doubles the cost, is not needed
     exact = meaning(alone, inputs, exact=True)
@@ -122,10 +125,20 @@ def wrong_results(
     for name, value, p, e in zip(alone.outputs, results, plain, exact, strict=False):
         if wrong := check_tensor(value, p, e, dtype):
             return name, wrong
-    for (name, value), p, e in zip(updated.items(), plain[count:], exact[count:], strict=True):
-        if wrong := check_state(value, inputs[name], p, e):
-            return name, wrong
+    for state, e in zip(states, exact[count:], strict=True):
+        if wrong := check_state(state.found, state.before, state.plain, e):
+            return state.name, wrong
     return None
+
+
+@dataclass(frozen=True)
+class _State:
+    """A state before a call, after it, and after the op's reference."""
+
+    name: str
+    before: torch.Tensor
+    found: torch.Tensor
+    plain: torch.Tensor
 
 
 def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | None = None) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.programs.schedule import Step
+from ingot.ir.exact_caches import comparable_state
 from ingot.ir.interpret import interpret_ranks
 from ingot.ir.numerics.harness import fresh_states
 from ingot.ir.program import Program
@@ -62,6 +63,8 @@ def observe(
         outputs = {}
         for name in program.outputs:
             of_ranks = [result[name] for result in results]
+            if name in program.states:
+                of_ranks = [comparable_state(program, name, one) for one in of_ranks]
             stacked = len(of_ranks) > 1 and name in program.states
             outputs[name] = torch.stack(of_ranks) if stacked else of_ranks[0]
         placed = {str(node.target): node.name for node in program.placeholders()}
