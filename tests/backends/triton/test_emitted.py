@@ -9,7 +9,7 @@ import pytest
 import torch
 from call_oracle import difference
 from drawn import drawn, drawn_in_one_of
-from eight_bit_samples import FLOAT8
+from eight_bit_samples import NARROW
 from emitted_calls import CLAIMED, DTYPES, calls, emit_call, emitting, lowered
 
 from ingot.backends.triton.launches import Launches
@@ -64,7 +64,7 @@ def test_caches_of_eight_bits_compile(op: str, dim: int, place: int, tmp_path: P
     numbers = [
         number
         for number, call in enumerate(calls(op, torch.bfloat16))
-        if any(one.dtype is FLOAT8 for one in call.tensors) and call.tensors[1].shape[-1] == dim
+        if any(one.dtype in NARROW for one in call.tensors) and call.tensors[1].shape[-1] == dim
     ]
     assert numbers, (op, dim)
     with emitting(tmp_path) as compiling:

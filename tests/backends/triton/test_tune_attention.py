@@ -28,11 +28,13 @@ ONE = DecodeProblem(2, 2, 16, 16, "f32", 1, True)
 SEVERAL = DecodeProblem(1, 3, 16, 8, "f32", 16, True)
 APART = replace(SEVERAL, append=False)
 EIGHT_BITS = replace(SEVERAL, cache_dtype="f8e4m3")
+INT8 = replace(SEVERAL, cache_dtype="i8")
+PER_TOKEN = replace(SEVERAL, cache_dtype="i8", form="equal_per_token")
 TWO_WIDTHS = replace(APART, form="values_20", cache_dtype="f8e4m3")
 # Two groups of heads read one head of the cache.
 LATENT = DecodeProblem(2, 18, 24, 8, "f32", 16, False, form="latent_16", sharing=2)
 DEEPSEEK = DecodeProblem(4, 32, 576, 16, "bf16", 32, False, "f8e4m3", "latent_512", 4)
-OTHERS = [EIGHT_BITS, TWO_WIDTHS, LATENT]
+OTHERS = [EIGHT_BITS, INT8, PER_TOKEN, TWO_WIDTHS, LATENT]
 PROBLEMS = [ONE, SEVERAL, APART, *(DecodeProblem(8, 4, dim, 16, "bf16", 32, True) for dim in (64, 128, 256))]
 PROBLEMS += [*OTHERS, DEEPSEEK, replace(PROBLEMS[4], cache_dtype="f8e4m3")]
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from drawn_edits import drawn_edits
-from eight_bit_samples import NARROW, OVER_CACHES, eight_bit_samples, in_eight_bits
+from eight_bit_samples import NARROW, OVER_CACHES, eight_bit_samples, form_in, in_eight_bits, with_token_scales
 from odd_samples import odd_samples
 from one_call import OneCall, moved
 from op_values import ints, random_step
@@ -53,15 +53,19 @@ def cases(op: str, dtype: torch.dtype) -> Calls:
 
 
 def _narrowed(call: OneCall, number: int) -> OneCall:
-    """The call over a cache of eight bits, in f8e4m3 and i8 in turn, and with scales or without. Some keys and values
-    are beyond its range."""
+    """The call over a cache of eight bits, in f8e4m3 and i8 in turn: without scales, with them, and per token. Some
+    keys and values are beyond the range of the first two."""
     given = OPS[call.op].bind(call.args, dict(call.kwargs))
     shared = given.get("value_width") is not None or ("k" in given and given["v"] is None)
-    scales = {"k_scale": 0.3, "v_scale": 0.3 if shared else 1.7} if number % 2 else {}
+    static = {"k_scale": 0.3, "v_scale": 0.3 if shared else 1.7}
+    form, narrow = form_in(given), NARROW[number // 3 % 2]
+    scales: dict[str, Any] = ({}, static, {"per_token": True})[number % 3]
+    if "per_token" in scales and not (form.equal or form.shared) and form.numbers % 4:
+        scales = static
 
     def change(name: str, value: Any) -> Any:
         if name == "kv":
-            return in_eight_bits(value, NARROW[number // 2 % 2])
+            return with_token_scales(value, form, narrow) if "per_token" in scales else in_eight_bits(value, narrow)
         if name in ("k", "v") and value is not None:
             value = moved(value, "cpu")
             value[:1] *= 2000 * scales.get(f"{name}_scale", 1.0)
