@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.ir.cache.exact import exact_cache, is_narrow_cache
 from ingot.ir.errors import VerifyError
-from ingot.ir.exact_caches import exact_cache, is_narrow_cache
 from ingot.ir.mesh import groups, mesh_text, world_size
 from ingot.ir.ops import Op, op_of
 from ingot.ir.program import Program, RegionCall, target_name

@@ -9,8 +9,8 @@ import torch
 
 from ingot.debug.bisect.execution.one_call import wrong_results
 from ingot.ir import build
+from ingot.ir.cache.exact import comparable_state
 from ingot.ir.cache.form import CacheForm
-from ingot.ir.exact_caches import comparable_state
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Stage, StateSpec

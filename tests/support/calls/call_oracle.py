@@ -5,13 +5,17 @@ of tolerances. Integers are the same, and so is what is not finite.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from drawn_tokens import wrong_token
+from eight_bit_samples import NARROW, form_in
 from one_call import OneCall
 
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.numerics.contracts import ROUNDING_FACTOR
 from ingot.ir.numerics.tolerances import TOLERANCES, compare
+from ingot.ir.ops import OPS
 
 # Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
 # that reach a few times the size of a result.
@@ -28,7 +32,10 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
     for index, (one, reference, exact) in enumerate(zip(found, references, exacts, strict=True)):
         if one.dtype != reference.dtype or one.shape != reference.shape:
             return f"result {index} is {one.dtype}{list(one.shape)}, expected {reference.dtype}{list(reference.shape)}"
-        if not one.is_floating_point() and one.dtype is not torch.int8:
+        if one.dtype in NARROW and call.kwargs.get("per_token"):
+            form = replace(form_in(OPS[call.op].bind(call.args, dict(call.kwargs))), per_token=True)
+            problem = _rows_worse(one, reference, form)
+        elif not one.is_floating_point() and one.dtype is not torch.int8:
             problem = compare(one, reference, one.dtype)
         else:
             problem = rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
@@ -58,6 +65,27 @@ def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Ten
         f"error {float(error[worst]):.3g} of {float(truth[worst]):.6g}, the reference's is {was:.3g} at most, "
         f"allowed {float(allowed[worst]):.3g}; {int(wrong.sum())} of {wrong.numel()} wrong"
     )
+
+
+def _rows_worse(found: torch.Tensor, reference: torch.Tensor, form: CacheForm) -> str | None:
+    """How rows with scales of their own differ, in words. A scale may be another by rounding; a number by one step, as
+    `_eight_bits_worse` says. Rows that have no finite scale hold the same bits."""
+    for numbers, scales in ((form.keys, form.key_scales), (form.values, form.value_scales)):
+        codes, wanted = numbers(found).float(), numbers(reference).float()
+        own, right = scales(found)[..., None], scales(reference)[..., None]
+        odd = ~right.isfinite().expand_as(wanted)
+        bits = numbers(found.view(torch.uint8)) != numbers(reference.view(torch.uint8))
+        if bool((bits & odd).any()) or not torch.equal(own.isfinite(), right.isfinite()):
+            return "rows without a finite scale are others"
+        if not torch.equal(codes.masked_fill(odd, 0).isnan(), wanted.masked_fill(odd, 0).isnan()):
+            return "NaN at other places than in the reference"
+        step = right * (1.0 if found.dtype is torch.int8 else wanted.abs() / 8 + 2**-9)
+        apart = torch.where(odd, 0.0, (codes * own - wanted * right).abs().nan_to_num(0.0))
+        far = int((apart > 1.01 * step.nan_to_num(0.0)).sum())
+        wrong = int((apart > 0.5 * step.nan_to_num(0.0)).sum())
+        if far or wrong > 1 + wanted.numel() // 50:
+            return f"{wrong} of {wanted.numel()} numbers are others, {far} by more than a step"
+    return None
 
 
 def _eight_bits_worse(found: torch.Tensor, reference: torch.Tensor) -> str | None:

@@ -51,7 +51,9 @@ def form_in(call: dict[str, Any]) -> CacheForm:
     """How the cache of a call stores keys and values, without scales; `call` holds its arguments by name."""
     if "k" in call:
         return CacheForm.of(call["k"], call["v"])
-    return CacheForm.of_cache(call["kv"].shape, call["q"].shape[2], call["value_width"])
+    width, per_token = call["q"].shape[2], call["per_token"]
+    form = CacheForm.of_cache(call["kv"].shape, width, call["value_width"], per_token=per_token)
+    return replace(form, per_token=False)
 
 
 def eight_bit_samples(

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.execution.tensor_check import Wrong, check_state, check_tensor, raw_bits, same_bits
-from ingot.ir.exact_caches import comparable_state
+from ingot.ir.cache.exact import comparable_state
 from ingot.ir.interpret import interpret
 from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.program import Program, RegionCall

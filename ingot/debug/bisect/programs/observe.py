@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.programs.schedule import Step
-from ingot.ir.exact_caches import comparable_state
+from ingot.ir.cache.exact import comparable_state
 from ingot.ir.interpret import interpret_ranks
 from ingot.ir.numerics.harness import fresh_states
 from ingot.ir.program import Program
