@@ -140,12 +140,12 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
 
 
 def set_cache_scales(model: Model, scales: Mapping[int, CacheScales]) -> None:
-    """Write the scales of eight-bit KV caches into the `attention` calls of a traced model.
+    """Write the scales of eight-bit KV caches into the calls of attention of a traced model.
 
     `scales` maps layer numbers to the scales of keys and values.
     """
     for program in model.entries.values():
-        for node in program.calls(ops.attention.overload):
+        for node in (*program.calls(ops.attention.overload), *program.calls(ops.latent_attention.overload)):
             layer = node.kwargs["layer"]
             if isinstance(layer, int) and layer in scales:
                 node.kwargs = {**node.kwargs, **scales[layer].options()}

@@ -175,7 +175,8 @@ def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
         return tensor.narrow(dim, begin, end - begin)
     dim += tensor.dim() if dim < 0 else 0
     runs: torch.Tensor = tensor.unflatten(dim, (-1, _int(attrs["every"])))
-    return runs.narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1)
+    # Of runs of one element, `flatten` returns a strided view.
+    return runs.narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1).contiguous()
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:

@@ -68,7 +68,9 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
         early = [user.name for user in append.users if user.op == "call_function" and user < attentions[0]]
         return f"the cache is read before attention too, by %{early[0]}"
     written = named_arguments(append)
-    if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
+    if written["v"] is None:
+        return "values are the first numbers of keys: the fused op writes keys and values of equal width"
+    if tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
         return "keys and values differ in width: the fused op writes caches of equal widths"
     q, k = _rotation("q", attentions[0].args[0]), _rotation("k", written["k"])
     if isinstance(q, str) or isinstance(k, str):

@@ -10,6 +10,7 @@ from typing import Any
 from ingot.ir.errors import OptionError, UnknownPassError
 from ingot.ir.plugins import load_user_pass, user_pass_names
 from ingot.ir.program import Stage
+from ingot.passes.absorb_latents import AbsorbLatents
 from ingot.passes.adopt_quantized import AdoptQuantized
 from ingot.passes.base import Pass, check_pass_class
 from ingot.passes.choose_backends import ChooseBackends
@@ -55,7 +56,7 @@ class Phase:
 
 PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
-    Phase(Stage.CACHED, (InsertPagedKV(), InsertEnding())),
+    Phase(Stage.CACHED, (AbsorbLatents(), InsertPagedKV(), InsertEnding())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(
         Stage.FUSED,

@@ -45,10 +45,12 @@ class Shard(Pass):
         if program.states:
             raise PassError("the program has states already", where=self.name, expected="a pure program")
         program.mesh = dict(context.mesh)
-        for param in program.placeholders("param"):
+        params = {param: param.meta["type"] for param in program.placeholders("param")}
+        for param in params:
             _split_param(rewriter, param)
         _prepare(rewriter)
-        walk = _Walk(rewriter, {node: node.meta.get("type") for node in program.graph.nodes}, {})
+        types = {node: node.meta.get("type") for node in program.graph.nodes}
+        walk = _Walk(rewriter, {**types, **params}, {})
         for node in list(program.calls()):
             walk.localize(node)
         end = program.graph.output_node()

@@ -19,7 +19,8 @@ from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
 from ingot.ir.machine.target import Target
-from ingot.ir.program import Program
+from ingot.ir.ops import op_of
+from ingot.ir.program import Program, target_name
 
 OPTIONS = {
     # One file: separate kernel files would be opened by their paths on the build machine.
@@ -51,6 +52,9 @@ class InductorCuda(Inductor):
             return No(f"not for device '{target.device}'")
         if refused := unfusible(nodes) or unrounded(nodes, target):
             return refused
+        for node in nodes:
+            if (op := op_of(node.target)) is not None and op.needs_kernel:
+                return No(f"on a GPU {target_name(node.target)} needs a kernel that was measured there")
         missing = self._missing(target.name)
         return No(missing) if missing else Yes(self._cost * len(nodes), timed=False)
 

@@ -9,6 +9,7 @@ from ingot.ir.ops.dense import (
     add_rms_norm,
     cast,
     embedding,
+    head_linear,
     layer_norm,
     linear,
     rms_norm,
@@ -17,6 +18,7 @@ from ingot.ir.ops.dense import (
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.experts import experts
+from ingot.ir.ops.latent_attention import latent_attention
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.lora import lora_expand, lora_shrink
 from ingot.ir.ops.paged_attention import kv_append, paged_attention
@@ -61,7 +63,9 @@ __all__ = [
     "fill_block",
     "gaussian_top_k",
     "gelu_mul",
+    "head_linear",
     "kv_append",
+    "latent_attention",
     "layer_norm",
     "linear",
     "lora_expand",

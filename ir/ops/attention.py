@@ -261,15 +261,27 @@ def flops_of(q: torch.Tensor, form: CacheForm) -> int:
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
+def heads_over(call: Call, keys: str, dim: int, dims: Mapping[str, int]) -> Fit:
+    """A placement rule for attention whose result [T, H, V] is split by heads: `by_heads`, or q alone.
+
+    `keys` names the argument with the keys, and `dim` is its dim of heads. `dims` has the dims of the other arguments.
+    A row that is a key and a value, and that all heads of q share, is whole on every rank.
+    """
+    shared = call.values.get("value_width") is not None and call.at[keys] is None and call.size(keys, dim) == 1
+    return by_heads(call, dims if shared else {**dims, keys: dim}, call.shard(1))
+
+
 def _attention_placement(call: Call) -> Fit:
-    fit = by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
-    if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
+    fit = heads_over(call, "k", 1, {"q": 1, "v": 1, "sinks": 0, "slopes": 0})
+    if "k" not in fit.needs:
+        return fit
+    if call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
         raise VerifyError(
             f"a cache whose rows are keys and values has {call.size('k', 1)} heads, "
             f"which do not divide among {call.parts} ranks",
-            expected="all heads of q on every rank, or heads of the cache that divide",
+            expected="one head for all heads of q, or heads of the cache that divide",
         )
-    if fit.needs and all(call.at[name] == fit.needs[name] for name in ("q", "k")):
+    if all(call.at[name] == fit.needs[name] for name in ("q", "k")):
         heads, kv_heads = call.size("q", 1), call.size("k", 1)
         assert isinstance(heads, int) and isinstance(kv_heads, int)
         if heads % kv_heads:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Sample, bytes_of, define, lookup_traffic, wide
-from ingot.ir.placements import Call, Fit, elementwise, whole
+from ingot.ir.placements import Call, Fit, by_heads, elementwise, whole
 from ingot.ir.tables import make_table
 
 
@@ -104,6 +104,36 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     For 16-bit dtypes, sums are accumulated in a wider dtype.
     """
     return F.linear(x, weight, bias)
+
+
+def _head_linear_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x, w = _randn(g, dtype, 5, 4, 24), _randn(g, dtype, 4, 16, 24)
+    return [Sample((x, w)), Sample((x[:1], w)), Sample((x[:, :2], w[1:3]))]
+
+
+def _head_linear_placement(call: Call) -> Fit:
+    return by_heads(call, {"x": 1, "weight": 0}, call.shard(1))
+
+
+@define(
+    rows=("x",),
+    samples=_head_linear_samples,
+    flops=lambda x, weight: 2 * x.shape[0] * weight.numel(),
+    multiplies=True,
+    needs_kernel=True,
+    placement=_head_linear_placement,
+)
+def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return `x[:, h] @ weight[h].T` of each head h: [T, H, N] in x's dtype, for x [T, H, K] and weight [H, N, K].
+
+    For 16-bit dtypes, sums are accumulated in a wider dtype. Raises VerifyError if heads or widths differ.
+    """
+    if x.dim() != 3 or weight.dim() != 3 or x.shape[1:] != (weight.shape[0], weight.shape[2]):
+        raise VerifyError(
+            f"heads {list(x.shape)} and matrices {list(weight.shape)}", expected="[T, H, K] and [H, N, K]"
+        )
+    by_head = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2))
+    return by_head.transpose(0, 1).clone(memory_format=torch.contiguous_format)  # row-major also for a single token
 
 
 def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

@@ -18,6 +18,7 @@ from ingot.ir.ops.attention import (
     check_slopes,
     distance_bias,
     flops_of,
+    heads_over,
     result_of,
     seen_in_step,
     slopes_sample,
@@ -117,7 +118,7 @@ def _kv_placement(call: Call) -> Fit:
 
 
 def _paged_placement(call: Call) -> Fit:
-    return by_heads(call, {"q": 1, "kv": 3, "sinks": 0, "slopes": 0}, call.shard(1))
+    return heads_over(call, "kv", 3, {"q": 1, "sinks": 0, "slopes": 0})
 
 
 @define(

@@ -90,7 +90,8 @@ class Op:
     - `across`: for a collective, computes the results of all ranks. It takes and returns lists with a tensor per rank.
     - `on_device`: whether a CUDA graph can capture the op's functions: they use only tensors, and copy nothing from the
       host.
-    - `needs_kernel`: whether the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
+    - `needs_kernel`: whether a GPU needs a kernel for the op, because the reference loops over sequences or was never
+      measured there. On a GPU the reference replaces a missing kernel only on request.
 
     No result shares memory with an argument or another result.
     """

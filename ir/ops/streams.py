@@ -4,7 +4,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Sample, define, wide
-from ingot.ir.placements import whole
+from ingot.ir.placements import Call, Fit, whole
 
 
 def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -44,10 +44,19 @@ def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [
         Sample((x[:, :1], x[:, 2:]), {"dim": 1}),
         Sample((_randn(g, dtype, 1, 8), _randn(g, dtype, 1, 3)), {"dim": 1}),
+        Sample((x, _randn(g, dtype, 5, 4, 6)), {"dim": 2}),
     ]
 
 
-@define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=whole)
+def _concat_placement(call: Call) -> Fit:
+    """The placement rule of `concat`: a mesh axis splits both arguments along one axis, but not along `dim`."""
+    x = call.at["x"]
+    if x is None or x.kind != "shard" or x.segments or x.dim in (0, call.values["dim"]):
+        return whole(call)
+    return Fit({"x": x, "y": x}, x)
+
+
+@define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=_concat_placement)
 def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
     """Concatenate x and y along the axis `dim`, which must not be axis 0, the axis of tokens.
 

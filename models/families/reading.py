@@ -147,7 +147,7 @@ def read_decoder(
     )
 
 
-def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
+def pre_norm_layer(attention: BlockSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
     """Return a layer as in Llama, in which attention and MLP read the normed residual stream.
 
     `norm` is the spec of both norms. `scale` is a factor on the results of attention and MLP; None: no factor.

@@ -24,10 +24,10 @@ def read_counts(config: ConfigReader, experts: str, top_k: str = "num_experts_pe
     return count, chosen
 
 
-def read_groups(config: ConfigReader, experts: int, top_k: int) -> dict[str, Any]:
-    """Return the arguments `groups` and `kept_groups` of RouterSpec, from the fields `n_group` and `topk_group`.
+def read_groups(config: ConfigReader, experts: int, top_k: int, best: int = 2) -> dict[str, Any]:
+    """Return the arguments of RouterSpec for groups, from the fields `n_group` and `topk_group`.
 
-    A group's score is the sum of its two best. Raises ConfigError if the groups do not divide the experts, or if the
+    A group's score is the sum of its `best` best. Raises ConfigError if the groups do not divide the experts, or if the
     kept groups have fewer experts than a token chooses.
     """
     groups, kept = config.integer("n_group", 1), config.integer("topk_group", 1)
@@ -36,15 +36,17 @@ def read_groups(config: ConfigReader, experts: int, top_k: int) -> dict[str, Any
     if kept > groups:
         raise config.error("topk_group", f"at most {groups}, the number of groups in 'n_group'")
     size = experts // groups
-    if kept < groups and size < 2:
-        raise config.error("n_group", f"at most {experts // 2}: a group's score is the sum of two experts")
+    if kept < groups and size < best:
+        raise config.error("n_group", f"at most {experts // best}: a group's score is the sum of {best} experts")
     if top_k > kept * size:
         raise ConfigError(
             f"a token chooses {top_k} experts of {kept} groups with {size} each",
             where=config.source,
             expected=f"'topk_group' of at least {-(-top_k // size)}",
         )
-    return {"groups": groups, "kept_groups": kept} if kept < groups else {}  # else all experts are open to the choice
+    if kept == groups:  # all experts are open to the choice
+        return {}
+    return {"groups": groups, "kept_groups": kept, "group_best": best}
 
 
 def read_sigmoid_experts(config: ConfigReader, experts_field: str, shared: int, activation: str) -> ExpertsSpec:

@@ -148,9 +148,12 @@ WAYS: dict[str, set[str]] = {
     },
     "cast": {"x:shard1"},
     "clamp": {"x:shard0", "x:shard1"},
+    "concat": {"x:shard1 y:shard1", "x:shard2 y:shard2"},
     "experts": {"gate_up:shard1 down:shard2"},
     "gelu_mul": {"gate:shard1 up:shard1"},
+    "head_linear": {"x:shard1 weight:shard0"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
+    "latent_attention": {"q:shard1 q_rotated:shard1 k_up:shard0 v_up:shard0"},
     "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0", "x:shard1 weight:shard0 bias:shard0"},
     "linear": {
         "weight:shard0",

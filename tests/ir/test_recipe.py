@@ -138,6 +138,12 @@ def test_step_is_torchs(recipe: Recipe, expected: Callable[[], torch.Tensor]) ->
     assert parse_recipe(str(recipe)) == recipe
 
 
+def test_a_slice_of_runs_is_row_major() -> None:
+    """Also one element of each run, whose view would have strides."""
+    for begin, end in ((0, 1), (1, 2), (0, 2)):
+        assert r.take_slice(a, 0, begin, end, every=2).execute(FILES.__getitem__).is_contiguous()
+
+
 def test_every_step_is_tested_here() -> None:
     assert {recipe.step for recipe, _ in CASES} == set(STEPS)
 

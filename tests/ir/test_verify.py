@@ -145,7 +145,7 @@ def test_every_op_says_where_it_may_stand() -> None:
         assert legal == expected, op.name
     named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached", "open")}
     assert named["open"] == {"redistribute"}
-    assert named["pure"] == {"attention"}
+    assert named["pure"] == {"attention", "latent_attention"}
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "partial_attention"}
     over_states |= {"qk_norm_rope_append"}

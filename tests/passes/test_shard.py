@@ -15,13 +15,14 @@ from staged import Step, logits_of, pass_context, staged
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.errors import OptionError, PassError, VerifyError
+from ingot.ir.infer_placement import placement_of
 from ingot.ir.mesh import ranks
 from ingot.ir.numerics.contracts import Measured, breach, changed_meaning
 from ingot.ir.numerics.harness import MeshRun, rank_params, step_inputs, teacher_forced
 from ingot.ir.numerics.recording import record
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
-from ingot.ir.program import Model, ParamSpec, Program, Stage
+from ingot.ir.program import Model, ParamSpec, Program, Stage, tensor_type
 from ingot.ir.text import print_program
 from ingot.ir.types import Placement
 from ingot.ir.verify import verify
@@ -259,20 +260,51 @@ def test_a_param_that_lies_otherwise_is_refused(apply: Apply) -> None:
         )
 
 
-def test_a_shared_cache_of_one_head_is_refused(apply: Apply) -> None:
-    """One row serves all heads of q: there is nothing to split."""
-    body = (
-        "input k: f32[T, 1, 4]\ninput positions: i32[T]\ninput token_seqs: i32[T]\n"
-        'param q.w: f32[8, 4] tp=split(0, unit=4) = source(name="q")\n'
-        "%linear = ingot.linear(%x, %q.w) : f32[T, 8]\n"
-        "%q = aten.view.default(%linear, [-1, 2, 4]) : f32[T, 2, 4]\n"
+def _over_shared_rows(kv_heads: int) -> str:
+    """Attention of six heads of q, which a mesh splits, over rows that are keys and values."""
+    return (
+        f"input k: f32[T, {kv_heads}, 4]\ninput positions: i32[T]\ninput token_seqs: i32[T]\n"
+        'param q.w: f32[24, 4] tp=split(0, unit=4) = source(name="q")\n'
+        "%linear = ingot.linear(%x, %q.w) : f32[T, 24]\n"
+        "%q = aten.view.default(%linear, [-1, 6, 4]) : f32[T, 6, 4]\n"
         "%attention = ingot.attention(%q, %k, None, %positions, %token_seqs, scale=1.0, layer=0, value_width=3)"
-        " : f32[T, 2, 3]\nreturn y=%attention\n"
+        " : f32[T, 6, 3]\nreturn y=%attention\n"
     )
+
+
+def test_a_row_for_all_heads_is_whole_on_every_rank(apply: Apply) -> None:
+    """Each rank has its own heads of q, and all rows."""
+    program, _ = sharded(apply, _over_shared_rows(1))
+    (attention,) = program.calls(ops.attention.overload)
+    assert attention.meta["placement"] == (Placement("tp", "shard", 1),)
+    assert tensor_type(attention).shape == ("T", 3, 3)
+    assert str(program.input_types()["k"]) == "f32[T, 1, 4]" and not placement_of(attention.args[1], program)
+
+
+def test_shared_rows_of_heads_that_do_not_divide_are_refused(apply: Apply) -> None:
     with pytest.raises(
-        VerifyError, match="a cache whose rows are keys and values has 1 heads, which do not divide among 2 ranks"
+        VerifyError, match="a cache whose rows are keys and values has 3 heads, which do not divide among 2 ranks"
     ):
-        sharded(apply, body)
+        sharded(apply, _over_shared_rows(3))
+
+
+def test_latents_are_not_split(opened: Opened, on_mesh: OnMesh) -> None:
+    """The cache of every rank has the whole row of a token, and its matrices of keys and values those of its heads."""
+    _, read = opened("latents for all heads")
+    fused = next(step.program for step in on_mesh("latents for all heads") if step.name == "fuse-qk-norm-rope")
+    caches = {str(spec.type): spec.placement for spec in fused.states.values() if spec.kind == "paged_kv"}
+    assert caches == {"f32[pages, 1, 16, 1, 34]": ()}
+    split = (Placement("tp", "shard", 0),)
+    assert fused.params["layers.0.attention.k_up"].placement == split
+    assert fused.params["layers.0.attention.v_up"].placement == split
+    assert not fused.params["layers.0.attention.kv_down_q_down.weight"].placement
+    stored = read("model.layers.0.self_attn.kv_b_proj.weight").unflatten(0, (6, 22))
+    for name, rows in (("k_up", stored[:, :10]), ("v_up", stored[:, 10:])):
+        recipe = fused.params[f"layers.0.attention.{name}"].recipe
+        parts = [recipe.for_rank(rank).execute(read) for rank in ranks(MESH)]
+        assert torch.equal(parts[0], rows[:3].flatten(0, 1)) and torch.equal(parts[1], rows[3:].flatten(0, 1))
+    whole, single = (logits_of(fused, read, [list(range(5, 25)), [7]], chunk=chunk) for chunk in (64, 1))
+    assert compare(single.exact, whole.exact, torch.float64, factor=100) is None
 
 
 def test_a_program_with_states_is_refused(apply: Apply) -> None:

@@ -34,6 +34,29 @@ def test_linear_is_a_float64_matmul(dtype: torch.dtype, rows: int, inner: int, o
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "heads", "inner", "outer"), [(1, 1, 1, 1), (5, 4, 24, 16), (7, 3, 37, 5)])
+def test_head_linear_is_a_linear_of_each_head(
+    dtype: torch.dtype, rows: int, heads: int, inner: int, outer: int
+) -> None:
+    g = generator(rows)
+    x, weight = randn(g, dtype, rows, heads, inner), randn(g, dtype, heads, outer, inner)
+    expected = torch.stack([x[:, head].double() @ weight[head].double().T for head in range(heads)], 1)
+    check(OPS["head_linear"].reference(x, weight), expected, dtype)
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    check(OPS["head_linear"].reference(x, turned), expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [((5, 4, 24), (3, 16, 24)), ((5, 4, 24), (4, 16, 23)), ((5, 24), (1, 16, 24)), ((5, 4, 24), (4, 24))],
+)
+def test_head_linear_of_other_sizes_is_refused(x: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    for function in (OPS["head_linear"].reference, OPS["head_linear"].fake):
+        with pytest.raises(VerifyError, match=r"heads .* and matrices"):
+            function(torch.zeros(x), torch.zeros(weight))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(6, 40), (1, 1), (5, 3, 17)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e2])
 def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:

@@ -19,6 +19,7 @@ from ingot.ir.placements import whole
 ROWS: dict[str, tuple[str, ...]] = {
     "embedding": ("tokens",),
     "linear": ("x",),
+    "head_linear": ("x",),
     "quant_linear": ("x",),
     "rms_norm": ("x",),
     "add_rms_norm": ("x", "residual"),
@@ -65,6 +66,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 WHOLE = (
     "append_attention",
     "attention",
+    "latent_attention",
     "paged_attention",
     "partial_attention",
     "step_attention",

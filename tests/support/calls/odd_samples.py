@@ -34,6 +34,10 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     samples = {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
+        "head_linear": [
+            Sample((heads[:, 1:4, :7], rand(3, 5, 7))),
+            Sample((rand(1, 2, 9), rand(2, 9, 1).transpose(1, 2))),
+        ],
         "quant_linear": [
             Sample((rand(11, 37), int8["weight"], int8["scales"], None, rand(53)), {"format": "int8"}),
             Sample((merged[:, 37:69], *int4.values()), {"format": "int4_g32_asym"}),
@@ -111,6 +115,15 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 (heads[:, :4], heads[:, 4:], rand(11, 1, 18), ints(*range(11)), whole(1, 11), rand(4)),
                 {"scale": 0.5, "layer": 3, "mask": "window_4", "soft_cap": 2.0},
             ),
+        ],
+        "latent_attention": [
+            Sample(
+                (
+                    *(heads[:, :3, :7], heads[:, :3, 7:11], heads[:, 3:4, :9], heads[:, 4:, 9:13]),
+                    *(rand(3, 7, 9), rand(3, 2, 9), ints(*range(5), *range(6)), ints(*[1] * 5, *[0] * 6)),
+                ),
+                {"scale": 0.5, "layer": 2},
+            )
         ],
         "kv_append": [
             Sample((cache, rand(4, 2, 5), v, torch.tensor([20, -1, 0, 7])))

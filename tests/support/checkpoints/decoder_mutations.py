@@ -203,7 +203,8 @@ MUTATIONS = (
         "scale from hidden / heads",
         "AttentionSpec.head_dim",
         lambda dims: (
-            first_attention(dims).scale is None
+            some(AttentionSpec, always)(dims)
+            and first_attention(dims).scale is None
             and first_attention(dims).head_dim != dims.hidden // first_attention(dims).heads
         ),
         _scale_from_hidden,
@@ -255,7 +256,10 @@ MUTATIONS = (
     Mutation(
         "the whole head rotated",
         "RopeSpec.rotary_dim",
-        lambda dims: any(rope.rotary_dim < first_attention(dims).head_dim for rope in dims.ropes),
+        lambda dims: (
+            some(AttentionSpec, always)(dims)
+            and any(rope.rotary_dim < first_attention(dims).head_dim for rope in dims.ropes)
+        ),
         _all_rotated,
     ),
     Mutation("theta 10000", "RopeSpec.theta", _rebased, _ropes(lambda rope: replace(rope, theta=10000.0))),

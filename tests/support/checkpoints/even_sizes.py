@@ -18,6 +18,8 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
     **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), HEADS * HEAD_DIM),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), HEAD_DIM),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
     "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
@@ -41,6 +43,8 @@ def _even_config(given: Mapping[str, Any]) -> dict[str, Any]:
         config["text_config"] = _even_config(text)
     heads = next((config[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in config), None)
     for name in _SIZES.keys() & config.keys():  # a list has an item for each layer
+        if config[name] is None:  # such as no latent of q
+            continue
         config[name] = [_SIZES[name]] * len(config[name]) if isinstance(config[name], list) else _SIZES[name]
     for name in _KV_HEADS:
         if name in config:

@@ -51,6 +51,11 @@ CASES: Mapping[str, Case] = {
     "norms over all heads": Case("olmo2-biased", {"num_hidden_layers": 1, "intermediate_size": 104}),
     # Gains of their own for each head, repeated with the heads; attention and MLP beside each other.
     "norms by head": Case("cohere-normed", {"num_hidden_layers": 1, "intermediate_size": 105, "vocab_size": 378}, tp=3),
+    # Every rank has all latents and its own heads.
+    "latents for all heads": Case(
+        "deepseek_v2-groups",
+        {"num_hidden_layers": 2, "intermediate_size": 104, "moe_intermediate_size": 32, "vocab_size": 380},
+    ),
     "one key-value head on four ranks": Case(
         "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
     ),

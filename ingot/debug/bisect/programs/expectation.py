@@ -174,13 +174,16 @@ def expect(
         for index, prompt in enumerate(prompts[:rows])
     ]
     logits, cached = torch.empty(0), {} if program.mesh else _cached(program)
-    names = {node.name for pair in cached.values() for node in pair if node is not None}
+    names = {node.name for k, v in cached.values() for node in (*k, v) if node is not None}
     keys: dict[str, _KeysAndValues] = {}
     for generated in range(GENERATED + 1):
         (seen,) = observe(program, params, whole(requests, (1, page_size)), 1, exact=True, watch=names)
         logits = seen.outputs["logits"]
         value = {name: by_token(program, [seen], name)[0] for name in names}
-        keys = {name: (value[k.name], None if v is None else value[v.name]) for name, (k, v) in cached.items()}
+        keys = {
+            name: (torch.cat([value[part.name] for part in k], -1), None if v is None else value[v.name])
+            for name, (k, v) in cached.items()
+        }
         if generated < GENERATED:
             ends = torch.tensor([len(request.tokens) for request in requests]).cumsum(0) - 1
             requests = [
@@ -318,15 +321,17 @@ def _outputs(
     return results
 
 
-def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
+def _cached(program: Program) -> dict[str, tuple[tuple[fx.Node, ...], fx.Node | None]]:
     """Return the keys and values that each attention call will store in a cache.
 
-    The result maps the cache's name, such as "kv.3", to the nodes of the keys and the values. The second node is None
-    if the values are a part of the keys.
+    The result maps the cache's name, such as "kv.3", to the nodes of the keys and the node of the values. A key is a
+    row of each of the first nodes, one after the other. The node of values is None if they are a part of the keys.
     """
-    return {
-        f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
-    }
+    plain = map(_bound, program.calls(ops.attention.overload))
+    latent = map(_bound, program.calls(ops.latent_attention.overload))
+    found: dict[str, tuple[tuple[fx.Node, ...], fx.Node | None]]
+    found = {f"kv.{bound['layer']}": ((bound["k"],), bound["v"]) for bound in plain}
+    return found | {f"kv.{bound['layer']}": ((bound["latents"], bound["k_rotated"]), None) for bound in latent}
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:

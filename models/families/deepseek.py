@@ -1,0 +1,148 @@
+"""Read the configs of DeepSeek-V2 and DeepSeek-V3: latent attention, and experts after some dense layers."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.experts import ExpertsSpec, RouterSpec, SharedSpec
+from ingot.models.blocks.feed_forward import GatedNames, GatedSpec
+from ingot.models.blocks.latent_attention import LatentAttentionSpec
+from ingot.models.blocks.norm import NormSpec
+from ingot.models.blocks.positions import RotarySpec
+from ingot.models.config import ConfigReader, RopeSpec
+from ingot.models.families.reading import count_layers, pre_norm_layer, read_decoder, read_gated, read_norm
+from ingot.models.families.reading_experts import read_counts, read_groups, read_sigmoid_experts
+
+# The norms of latents have this epsilon in all models (transformers, DeepseekV2RMSNorm and DeepseekV3RMSNorm), whatever
+# the field `rms_norm_eps` is.
+_LATENT_EPS = 1e-6
+# The values of missing fields, by transformers' classes DeepseekV2Config and DeepseekV3Config.
+_SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_V2 = {
+    **_SIZES,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.0,
+    "moe_intermediate_size": 1407,
+    "num_nextn_predict_layers": 0,
+}
+_V3 = {
+    **_SIZES,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 2048,
+    "num_nextn_predict_layers": 1,
+}
+_V2_CHOICES = {"greedy": "greedy", "group_limited_greedy": "group_limited_greedy"}
+
+
+def deepseek_v2(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of DeepSeek-V2 describes.
+
+    Experts are chosen by softmax scores. With `topk_method` "group_limited_greedy", a group's score is its best one.
+    """
+    config = _filled(config, _V2)
+    bias = config.flag("mlp_bias", False)
+    dense = read_gated(config, bias=bias)
+    config.require("scoring_func", ("softmax",), "softmax")
+    config.require("norm_topk_prob", (False,), False)  # transformers ignores it, DeepSeek's own code does not
+    experts, top_k = read_counts(config, "n_routed_experts")
+    by_groups = config.choice("topk_method", _V2_CHOICES, "greedy") == "group_limited_greedy"
+    groups: dict[str, Any] = read_groups(config, experts, top_k, best=1) if by_groups else {}
+    router = RouterSpec(top_k, scale=config.number("routed_scaling_factor"), wide=True, **groups)
+    width = config.integer("moe_intermediate_size")
+    part = GatedSpec(
+        config.integer("n_shared_experts") * width, dense.activation, bias=bias, names=GatedNames("shared_experts")
+    )
+    sparse = ExpertsSpec(experts, width, router, dense.activation, shared=SharedSpec(part))
+    return _deepseek(config, dense, sparse, RotarySpec(interleaved=True))
+
+
+def deepseek_v3(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of DeepSeek-V3 describes.
+
+    Experts are chosen by sigmoid scores, with a bias for the choice alone and by groups. Layers for multi-token
+    prediction follow the last layer, and Ingot does not use them.
+    """
+    config = _filled(config, _V3)
+    config.require("scoring_func", ("sigmoid",), "sigmoid")
+    config.require("topk_method", ("noaux_tc",), "noaux_tc")
+    dense = read_gated(config)
+    sparse = read_sigmoid_experts(config, "n_routed_experts", config.integer("n_shared_experts"), dense.activation)
+    return _deepseek(config, dense, sparse, RotarySpec(interleaved=config.flag("rope_interleave", True)))
+
+
+def _filled(config: ConfigReader, missing: Mapping[str, Any]) -> ConfigReader:
+    """Return a reader in which fields that are missing or null have the values `missing`."""
+    filled = {name: value for name, value in missing.items() if config.fields.get(name) is None}
+    return config.within({**config.fields, **filled})
+
+
+def _deepseek(config: ConfigReader, dense: GatedSpec, sparse: ExpertsSpec, rotary: RotarySpec) -> DecoderSpec:
+    """Return the spec of a decoder whose first layers have the part `dense`, and the other layers the part `sparse`."""
+    config.require("moe_layer_freq", (1,), 1)
+    layers, norm, first = count_layers(config), read_norm(config), config.count("first_k_dense_replace", 0)
+    rope = config.rope(config.integer("qk_rope_head_dim"))
+    attention = _read_attention(config, rope, rotary)
+    decoder = [pre_norm_layer(attention, dense if index < first else sparse, norm) for index in range(layers)]
+    names = DecoderNames(unread=(*DecoderNames.unread, *_predicting(config, layers)))
+    return read_decoder(config, decoder, norm, rope, names=names)
+
+
+def _predicting(config: ConfigReader, layers: int) -> list[str]:
+    """Return a regular expression for the tensors of each layer that predicts further tokens.
+
+    These layers are numbered after the last of the `layers` layers.
+    """
+    more = config.count("num_nextn_predict_layers", 0)
+    return [rf"model\.layers\.{index}\..*" for index in range(layers, layers + more)]
+
+
+def _read_attention(config: ConfigReader, rope: RopeSpec, rotary: RotarySpec) -> LatentAttentionSpec:
+    heads, inner = config.integer("num_attention_heads"), config.integer("qk_nope_head_dim")
+    rotated = config.integer("qk_rope_head_dim")
+    config.require("num_key_value_heads", (heads,), heads)
+    config.require("head_dim", (rotated,), rotated)
+    config.require("qk_head_dim", (inner + rotated,), inner + rotated)
+    config.require("partial_rotary_factor", (1.0,), 1.0)
+    # Missing, it is 1536 as in transformers. Null means that q has no latent.
+    without = "q_lora_rank" in config.fields and config.fields["q_lora_rank"] is None
+    q_rank = None if without else config.integer("q_lora_rank", 1536)
+    norm, bias = NormSpec(_LATENT_EPS), config.flag("attention_bias", False)
+    return LatentAttentionSpec(
+        heads=heads,
+        inner=inner,
+        rotated=rotated,
+        value_width=config.integer("v_head_dim"),
+        rank=config.integer("kv_lora_rank"),
+        kv_norm=norm.named("kv_a_layernorm"),
+        scale=(inner + rotated) ** -0.5 * _temperature(config, rope) ** 2,
+        q_rank=q_rank,
+        q_norm=None if q_rank is None else norm.named("q_a_layernorm"),
+        bias=bias,
+        o_bias=bias,
+        rotary=rotary,
+    )
+
+
+def _temperature(config: ConfigReader, rope: RopeSpec) -> float:
+    """Return YaRN's factor on q and on k, from the field `mscale_all_dim` of the rope's table.
+
+    It is 0.1 * mscale_all_dim * ln(factor) + 1 for a factor above 1, and otherwise 1 (DeepSeek's modeling_deepseek.py).
+    """
+    field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
+    table = config.fields.get(field)
+    table = table if isinstance(table, dict) else {}
+    if rope.rope_type == "default" or not table.get("mscale_all_dim"):
+        return 1.0
+    if "factor" not in dict(rope.constants):
+        raise config.error(field, f"no 'mscale_all_dim' with the type {rope.rope_type}, which has no factor")
+    scale, factor = config.within(table, f"{config.source}, {field}").number("mscale_all_dim"), rope.number("factor")
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
