@@ -22,6 +22,7 @@ from ingot.models.blocks.altup import AltUpSpec
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.experts import ExpertsSpec
+from ingot.models.blocks.latent_attention import LatentAttentionSpec
 from ingot.models.blocks.laurel import LaurelSpec
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
@@ -184,6 +185,8 @@ _EXPERTS: Mapping[str, Any] = {
 }
 # Further or other fields that families need, by their names.
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "deepseek_v3": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "topk_group": 1},
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
     "minicpm": {"num_experts": 0},
     "dbrx": {
@@ -271,13 +274,17 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
     for branch in layer.branches if isinstance(layer, LayerSpec) else ():
         traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
         traits[f"{branch.name}_stream_norm"] = bool(branch.stream_norm)
-    rotaries = {attention.rotary for attention in _attentions(spec) if attention.rotary is not None}
+    latent = [block for block in blocks if isinstance(block, LatentAttentionSpec)]
+    rotaries = {one.rotary for one in (*_attentions(spec), *latent) if one.rotary is not None}
     for one in (layer, *blocks, *rotaries, *others):
         traits[type(one).__name__] = True
         if isinstance(one, _BY_NAME):
             continue
         if isinstance(one, ExpertsSpec):
             traits |= _of_experts(one)
+            continue
+        if isinstance(one, LatentAttentionSpec):
+            traits["latent.q_rank"] = one.q_rank is not None
             continue
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
