@@ -13,6 +13,11 @@ from ingot.ir.ops.registry import Sample, define
 from ingot.ir.placements import Call, Fit, by_heads
 
 
+def _by_token(tensor: torch.Tensor) -> str:
+    """Return the shape of a tensor with a row per token as text, such as "[T, 4, 16]"."""
+    return f"[{', '.join(('T', *map(str, tensor.shape[1:])))}]"
+
+
 def _check(
     q: torch.Tensor,
     q_rotated: torch.Tensor,
@@ -26,12 +31,12 @@ def _check(
     rank = latents.shape[-1]
     if latents.shape[1:-1] != (1,) or k_rotated.shape[1:-1] != (1,):
         raise VerifyError(
-            f"latents {list(latents.shape)} and rotated keys {list(k_rotated.shape)}",
+            f"latents {_by_token(latents)} and rotated keys {_by_token(k_rotated)}",
             expected="one row per token for all heads: [T, 1, C] and [T, 1, R]",
         )
     if q_rotated.shape[1:] != (heads, k_rotated.shape[-1]):
         raise VerifyError(
-            f"rotated parts of q {list(q_rotated.shape)} and of keys {list(k_rotated.shape)}",
+            f"rotated parts of q {_by_token(q_rotated)} and of keys {_by_token(k_rotated)}",
             expected=f"[T, {heads}, R] and [T, 1, R]",
         )
     if tuple(k_up.shape) != (heads, inner, rank) or (v_up.shape[0], v_up.shape[-1]) != (heads, rank):

@@ -98,6 +98,11 @@ def test_what_a_stage_allows_the_next_one_forbids_only_by_name() -> None:
 
 ATTEND = "input q: f32[T, 2, 4]\ninput t: i32[T]\n"
 ATTENTION = ATTEND + "%y = ingot.attention(%q, %q, %q, %t, %t, scale=0.5, layer=0) : f32[T, 2, 4]\nreturn y=%y\n"
+LATENT = (
+    "input q: f32[T, 2, 4]\ninput r: f32[T, 2, 6]\ninput c: f32[T, 1, 5]\ninput k: f32[T, 1, 6]\n"
+    "input u: f32[2, 4, 5]\ninput v: f32[2, 3, 5]\ninput t: i32[T]\n"
+    "%y = ingot.latent_attention(%q, %r, %c, %k, %u, %v, %t, %t, scale=0.5, layer=0) : f32[T, 2, 3]\nreturn y=%y\n"
+)
 FUSED = HEALTHY["FUSED"]
 CACHED = HEALTHY["CACHED"]
 SAMPLE = (
@@ -115,6 +120,7 @@ ILLEGAL = [
     *((stage, CACHED, "ingot.kv_append") for stage in BEFORE_CACHED),
     *((stage, SAMPLE, "ingot.sample") for stage in BEFORE_CACHED),
     *((stage, ATTENTION, "ingot.attention") for stage in ["CACHED", "FUSED", "LOWERED", "PLANNED"]),
+    *((stage, LATENT, "ingot.latent_attention") for stage in ["CACHED", "FUSED", "LOWERED", "PLANNED"]),
     *((stage, APPEND, "ingot.qk_norm_rope_append") for stage in [*BEFORE_CACHED, "CACHED"]),
 ]
 
@@ -124,6 +130,11 @@ def test_illegal_op(stage: str, body: str, op: str) -> None:
     error = refusal(program(stage, body))
     assert error.what == f"op {op} is not legal here"
     assert op not in error.expected.split(", ")
+
+
+def test_latent_attention_is_healthy_before_there_are_caches() -> None:
+    for stage in BEFORE_CACHED:
+        verify(program(stage, LATENT))
 
 
 def test_fused_append_is_healthy() -> None:
@@ -209,6 +220,18 @@ BROKEN = {
         X + "%y = ingot.linear(%x, %x, %w) : f32[T, T]\nreturn y=%y\n",
         "ingot.linear cannot take (f32[T, 4], f32[T, 4], f32[4]): ",
         "",
+    ),
+    "a latent for each head": (
+        "NORMAL",
+        LATENT.replace("c: f32[T, 1, 5]", "c: f32[T, 2, 5]"),
+        "latents [T, 2, 5] and rotated keys [T, 1, 6]",
+        "one row per token for all heads: [T, 1, C] and [T, 1, R]",
+    ),
+    "matrices of other heads": (
+        "NORMAL",
+        LATENT.replace("v: f32[2, 3, 5]", "v: f32[1, 3, 5]"),
+        "matrices [2, 4, 5] of keys and [1, 3, 5] of values",
+        "[2, 4, 5] and [2, V, 5]",
     ),
     "arithmetic on a symbol": (
         "NORMAL",

@@ -28,6 +28,21 @@ ATTENTION = (
 return g=%g
 """
 )
+LATENT = """input x: f32[T, 4]
+input r: f32[T, 6, 2]
+input c: f32[T, 1, 4]
+input k: f32[T, 1, 2]
+input t: i32[T]
+param q.w: f32[12, 4] tp=shard(0) = shard(source(name="q"), axis="tp", dim=0, segments=[])
+param u.w: f32[3, 4, 4] tp=shard(0) = shard(source(name="u"), axis="tp", dim=0, segments=[])
+param v.w: f32[3, 5, 4] tp=shard(0) = shard(source(name="v"), axis="tp", dim=0, segments=[])
+%h = ingot.linear(%x, %q.w) : f32[T, 12] tp=shard(1)
+%q = aten.view.default(%h, [-1, 3, 4]) : f32[T, 3, 4] tp=shard(1)
+%s = ingot.take_part(%r, axis="tp", dim=1, parts=2) : f32[T, 3, 2] tp=shard(1)
+%a = ingot.latent_attention(%q, %s, %c, %k, %u.w, %v.w, %t, %t, scale=0.5, layer=0) : f32[T, 3, 5] tp=shard(1)
+%g = ingot.all_gather(%a, axis="tp", dim=1, parts=2) : f32[T, 6, 5]
+return g=%g
+"""
 # rule -> (stage, the healthy body, what is changed in it, the message, part of what was expected)
 BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
     "a partial value returned": (
@@ -105,6 +120,28 @@ BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
         {},
         "ingot.attention on axis tp: a rank has 3 heads of q for 2 of k and v",
         "a multiple",
+    ),
+    "a latent in parts": (
+        "SHARDED",
+        LATENT,
+        {
+            "input c: f32[T, 1, 4]": "input c: f32[T, 1, 8]",
+            "%a = ": '%p = ingot.take_part(%c, axis="tp", dim=2, parts=2) : f32[T, 1, 4] tp=shard(2)\n%a = ',
+            "%s, %c,": "%s, %p,",
+        },
+        "ingot.latent_attention is given 'latents' as tp=shard(2)",
+        "tp=replicated",
+    ),
+    "a matrix of all heads for the heads of a rank": (
+        "SHARDED",
+        LATENT,
+        {
+            "input r": "input u: f32[3, 4, 4]\ninput r",
+            "%u.w": "%u",
+            'param u.w: f32[3, 4, 4] tp=shard(0) = shard(source(name="u"), axis="tp", dim=0, segments=[])\n': "",
+        },
+        "ingot.latent_attention is given 'k_up' as tp=replicated",
+        "tp=shard(0)",
     ),
     "another placement than follows": (
         "SHARDED",
