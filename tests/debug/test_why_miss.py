@@ -314,7 +314,7 @@ def test_a_build_that_differs_by_itself_is_located(compiled: Path, tmp_path: Pat
                 "plan.json: positions.all.plans.main.buckets[0]",
             ),
             ("program.ir", lambda text: text.replace("eps=", "eps=1", 1), "program.ir, line "),
-            ("trace/04-insert-ending.delta", lambda text: text + "+\n", "trace/04-insert-ending.delta, line "),
+            ("trace/05-insert-ending.delta", lambda text: text + "+\n", "trace/05-insert-ending.delta, line "),
         ]
     ):
         shutil.copytree(compiled, changed := tmp_path / f"{number}.ingot")
