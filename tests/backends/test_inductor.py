@@ -202,6 +202,7 @@ def test_claims() -> None:
         "step_attention",
         "pool",
         "kv_append",
+        "latent_attention",
         "qk_norm_rope_append",
         "append_attention",
         "select_rows",
