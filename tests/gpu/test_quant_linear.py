@@ -18,7 +18,7 @@ from ingot.runtime.loader import load_artifact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 BATCHES = [[[7]], [list(range(1, 40))], [[n, n + 1, 3] for n in range(5)], [list(range(n, n + 70)) for n in range(3)]]
-SEQUENCES = [prompt for batch in BATCHES for prompt in batch]
+SEQUENCES = [prompt for batch in BATCHES for prompt in batch[:2]]  # 188 tokens, for a step of at most 256
 NEW_TOKENS = 12
 # How far logits may be from the reference's, as a part of what quantization changes. Sums in another order move a few
 # activations to the next number of eight bits. On a CPU, Inductor's float32 logits are 0.01 to 0.11 of it away (three
