@@ -101,7 +101,7 @@ def _check_folder(path: Path) -> None:
     )
 
 
-def _read(folder: Path, name: str, most: int) -> bytearray:
+def _read(folder: Path, name: str, most: int) -> memoryview:
     """Return the content of a file in the folder.
 
     Raises AdapterError if it is a link, missing, or longer than `most`.
@@ -122,10 +122,12 @@ def _read(folder: Path, name: str, most: int) -> bytearray:
         os.close(descriptor)
         found = f"has {status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "is no regular file"
         raise AdapterError(f"{name} {found}", where=str(path), expected=f"a file of at most {most} bytes")
-    data = bytearray(status.st_size)
+    # A bytearray would be filled with zeros while this thread holds Python's lock: 40 ms for 84 MB on an H200 machine,
+    # in which an engine launches no step.
+    data = torch.empty(status.st_size, dtype=torch.uint8).numpy().data
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        view, done = memoryview(data), 0
-        while done < len(data) and (count := stream.readinto(view[done:])):
+        done = 0
+        while done < len(data) and (count := stream.readinto(data[done:])):
             done += count
     if done < len(data):
         raise AdapterError(f"{name} shrank while it was read, to {done} bytes", where=str(path))

@@ -17,7 +17,7 @@ _MAX_HEADER_BYTES = 16 << 20
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def tensors_in(data: bytearray) -> dict[str, torch.Tensor]:
+def tensors_in(data: bytearray | memoryview) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file by name, as views of its content `data`.
 
     Raises ValueError if the file is malformed, or if a tensor is not float32, bfloat16 or float16.
@@ -34,7 +34,7 @@ def tensors_in(data: bytearray) -> dict[str, torch.Tensor]:
     return {name: _tensor(data, start, name, entry) for name, entry in header.items() if name != "__metadata__"}
 
 
-def _tensor(data: bytearray, start: int, name: str, entry: Any) -> torch.Tensor:
+def _tensor(data: bytearray | memoryview, start: int, name: str, entry: Any) -> torch.Tensor:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"the entry of {name:.120} is malformed")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

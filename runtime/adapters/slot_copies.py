@@ -11,8 +11,8 @@ from ingot.runtime.adapters.host_adapter import HostAdapter, Places
 class SlotCopies:
     """Copies one adapter at a time: a thread copies it to page-locked memory, and the GPU from there.
 
-    That memory is allocated once. While the driver locks pages, no thread can launch steps: 84 MB per adapter stopped
-    an 8B model on an H200 for 46 to 62 ms (benchmarks/adapters.py).
+    That memory is allocated once, for one adapter. Page-locked memory for each of the host's adapters would be some
+    gigabytes, which the machine cannot use for anything else.
 
     places   where the factors belong
     states   the states on the GPU, by name

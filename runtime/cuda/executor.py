@@ -286,14 +286,10 @@ class CudaExecutor(Executor):
                     most = min(last, self.plan.dims.get("B", (1, 1))[1])  # a row of logits for each sequence
                     for tokens, rows in ((last, most), *((size, 1) for size in _WARMED if first <= size < last)):
                         with self._memory_errors(f"a step of {tokens} tokens"):
-                            outputs = self._run_padding(bucket, tokens, rows)
-                            # An engine holds the outputs of a step while it launches the next one.
-                            held = [torch.empty_like(one) for one in outputs.values()]
-                            del outputs, held
+                            self._run_padding(bucket, tokens, rows)
 
-    def _run_padding(self, bucket: Bucket, tokens: int, rows: int = 1) -> Mapping[str, torch.Tensor]:
-        """Run a step of `tokens` padding tokens, and return its outputs. It has `rows` sequences if the program takes
-        tokens."""
+    def _run_padding(self, bucket: Bucket, tokens: int, rows: int = 1) -> None:
+        """Run a step of `tokens` padding tokens, of `rows` sequences if the program takes tokens."""
         step = StepSizes(T=tokens, B=rows, L=rows, P=1) if "T" in self.plan.dims else StepSizes(tokens, tokens, 1, 1)
         inputs = PaddedInputs(self._layout, self._whole.decider.padded(bucket.plan.bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
@@ -301,7 +297,6 @@ class CudaExecutor(Executor):
             to_host(outputs[name])
         if inputs.sizes.T in self._unseen:
             self._unseen.remove(inputs.sizes.T)
-        return outputs
 
     def _run_unseen(self) -> bool:
         """Run one step of padding tokens, so that libraries prepare for its size, and wait for it. No step has had that
