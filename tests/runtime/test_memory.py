@@ -16,6 +16,7 @@ from ingot import LLM, compile_model
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.reference.emit import Rowwise
 from ingot.ir.artifact.plan import PlanFile
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import OptionError
 from ingot.ir.logprob_limits import MAX_SCORED
@@ -88,7 +89,8 @@ def test_attention_of_the_cpu_backend(mask: str, start: int) -> None:
     ints = [torch.tensor(value, dtype=torch.int32) for value in ([list(range(pages))], [0], [tokens], [start + tokens])]
     args = (q, kv, *ints)
     kwargs: dict[str, Any] = {"scale": 0.125, "mask": mask}
-    found = allocated(lambda: _by_sequence(*args, 0.125, Mask.named(mask)))
+    form = CacheForm.of_cache(kv.shape, dim, None)
+    found = allocated(lambda: _by_sequence(q, kv, form, *ints, 0.125, Mask.named(mask)))
     meta = [arg.to("meta") for arg in args]
     node = torch.fx.Graph().call_function(paged_attention.overload)
     planned = peak_bytes(Cpu().dry_run(node), meta, kwargs)

@@ -54,7 +54,7 @@ def test_the_slider_goes_through_passes(show: Show, plain_report: Report) -> Non
     assert heading(page) == "traced" and page.get_by_label("Previous pass").is_disabled()
     slider.fill("5")
     assert heading(page) == plain_report.steps[5].name
-    assert slider.get_attribute("aria-valuetext") == f"5 of {len(plain_report.steps) - 1}: merge-linears, FUSED"
+    assert slider.get_attribute("aria-valuetext") == f"5 of {len(plain_report.steps) - 1}: insert-ending, CACHED"
     slider.press("ArrowRight")
     assert heading(page) == plain_report.steps[6].name
     page.locator(".pass").nth(2).click()

@@ -121,8 +121,9 @@ _YARN = {
     "type": "yarn",
     "factor": 12.0,
     "original_max_position_embeddings": 40,
-    "beta_fast": 8.0,
-    "beta_slow": 0.7,
+    # Four frequencies are rotated. With these, the ramp is from index 1 to 3, and by default from 0 to 1.
+    "beta_fast": 0.5,
+    "beta_slow": 0.05,
     "mscale": 0.7,
     "mscale_all_dim": 1.9,
 }
