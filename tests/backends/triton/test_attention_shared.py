@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from call_oracle import scaled_form
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
 from triton_attention import CORES, FACTOR, attention_dtypes, check, narrowed
@@ -65,7 +66,7 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
     reference, exact = (op.reference(*given, **options) for given in (args, widened(args)))
     if isinstance(reference, torch.Tensor):
         reference, exact = (reference,), (exact,)
-    check(found, reference, exact, FACTOR[q.dtype])
+    check(found, reference, exact, FACTOR[q.dtype], scaled_form(name, args, options))
 
 
 @attention_dtypes

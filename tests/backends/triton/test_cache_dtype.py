@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from call_oracle import rounded_worse
+from call_oracle import rounded_worse, scaled_form
 from drawn import drawn_in_one_of
 from eight_bit_samples import FLOAT8, INT8, NARROW, OVER_CACHES, UNWRITTEN, eight_bit_samples
 from op_values import widened
@@ -101,7 +101,8 @@ def test_samples(name: str, narrow: torch.dtype, dtype: torch.dtype) -> None:
             truths = (op.reference(*args, **sample.kwargs) for args in (sample.args, widened(sample.args)))
             for given in zip(found, *map(listed, truths), strict=True):
                 # A norm that rounds the other way is turned into both elements of a pair, one of which may be small.
-                problem = rounded_worse(given[0].cpu(), *given[1:], 1.0 if dtype is torch.float32 else 8.0)
+                factor, form = 1.0 if dtype is torch.float32 else 8.0, scaled_form(name, sample.args, sample.kwargs)
+                problem = rounded_worse(given[0].cpu(), *given[1:], factor, form)
                 assert problem is None, problem
 
 

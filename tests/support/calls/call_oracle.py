@@ -4,12 +4,13 @@ A kernel may err as much as the reference does in that dtype, as a pass may that
 of tolerances. Integers are the same, and so is what is not finite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from drawn_tokens import wrong_token
-from eight_bit_samples import NARROW, form_in
+from eight_bit_samples import form_in
 from one_call import OneCall
 
 from ingot.ir.cache.form import CacheForm
@@ -32,22 +33,34 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
     for index, (one, reference, exact) in enumerate(zip(found, references, exacts, strict=True)):
         if one.dtype != reference.dtype or one.shape != reference.shape:
             return f"result {index} is {one.dtype}{list(one.shape)}, expected {reference.dtype}{list(reference.shape)}"
-        if one.dtype in NARROW and call.kwargs.get("per_token"):
-            form = replace(form_in(OPS[call.op].bind(call.args, dict(call.kwargs))), per_token=True)
-            problem = _rows_worse(one, reference, form)
-        elif not one.is_floating_point() and one.dtype is not torch.int8:
+        if not one.is_floating_point() and one.dtype is not torch.int8:
             problem = compare(one, reference, one.dtype)
         else:
-            problem = rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
+            form = scaled_form(call.op, call.args, call.kwargs)
+            problem = rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0), form)
         if problem is not None:
             return f"result {index}: {problem}"
     return None
 
 
-def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float = 1.0) -> str | None:
-    """How `found` is further from `exact` than `reference` and `factor` times the table allow, in words."""
+def scaled_form(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheForm | None:
+    """The form of the cache that a call of the op `name` uses, if its rows have scales of their own."""
+    if not kwargs.get("per_token"):
+        return None
+    return replace(form_in(OPS[name].bind(args, dict(kwargs))), per_token=True)
+
+
+def rounded_worse(
+    found: torch.Tensor,
+    reference: torch.Tensor,
+    exact: torch.Tensor,
+    factor: float = 1.0,
+    form: CacheForm | None = None,
+) -> str | None:
+    """How `found` is further from `exact` than `reference` and `factor` times the table allow, in words. `form` is that
+    of a cache of eight bits whose rows have scales of their own."""
     if found.dtype not in TOLERANCES:
-        return _eight_bits_worse(found, reference)
+        return _eight_bits_worse(found, reference) if form is None else _rows_worse(found, reference, form)
     finite = reference.isfinite()
     if not same_bits(found.masked_fill(finite, 0), reference.masked_fill(finite, 0)):
         return f"it is finite, or not, at other places than the {int((~finite).sum())} of the reference"

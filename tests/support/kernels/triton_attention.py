@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from call_oracle import rounded_worse
+from call_oracle import rounded_worse, scaled_form
 from eight_bit_samples import FLOAT8, in_eight_bits, with_token_scales
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
@@ -44,11 +44,13 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
 
 def narrowed(step: PagedStep, scales: dict[str, Any], narrow: torch.dtype = FLOAT8) -> PagedStep:
     """The step over a cache of eight bits, NaN or -128 where nothing was written. The keys and values of the first
-    token are beyond what eight bits hold."""
+    token are large: beyond what eight bits hold, if a scale is given. Scales per token hold any number, and scores of
+    larger keys would show the rounding of float32."""
+    large = 20 if scales.get("per_token") else 2000
     k, v = step.k.clone(), None if step.v is None else step.v.clone()
-    k[0] *= 2000 * scales.get("k_scale", 1.0)
+    k[0] *= large * scales.get("k_scale", 1.0)
     if v is not None:
-        v[0] *= 2000 * scales.get("v_scale", 1.0)
+        v[0] *= large * scales.get("v_scale", 1.0)
     if scales.get("per_token"):
         kv = with_token_scales(step.kv, CacheForm.of(k, v), narrow)
     else:
@@ -71,21 +73,26 @@ def agree(
     reference, exact = (op.reference(*given, **options) for given in (args, widened(args)))
     if isinstance(reference, torch.Tensor):
         reference, exact = (reference,), (exact,)
-    check(found, reference, exact, FACTOR[dtype])
+    check(found, reference, exact, FACTOR[dtype], scaled_form(name, args, options))
     return found[0].cpu()
 
 
 def check(
-    found: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], factor: float
+    found: Sequence[torch.Tensor],
+    reference: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    factor: float,
+    form: CacheForm | None = None,
 ) -> None:
-    """The attention, which may err by `factor` times the table, and what comes with it. The tolerance is for numbers of
-    the size of one: rows of larger ones, which caches of eight bits have, are held to it by their largest."""
+    """The attention, which may err by `factor` times the table, and what comes with it. `form` is that of a cache whose
+    rows have scales of their own. The tolerance is for numbers of the size of one: rows of larger ones, which caches of
+    eight bits have, are held to it by their largest."""
     judged = [(one.cpu(), *truth) for one, *truth in zip(found, reference, exact, strict=True)]
     size = exact[0].abs().amax((1, 2), keepdim=True)
     size = size.nan_to_num(1.0).clamp(min=4).log2().ceil().exp2() / 4
     judged[0] = tuple((one / size).to(one.dtype) for one in judged[0])
     for given, allowed in zip(judged, (factor, 1.0), strict=False):
-        problem = rounded_worse(*given, allowed)
+        problem = rounded_worse(*given, allowed, form)
         assert problem is None, problem
 
 
