@@ -102,7 +102,7 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
     cases: dict[tuple[str, ...], tuple[str, dict[str, object] | None]] = {
         ("no folder 'org/none'", "no repository 'org/none' on the hub"): ("org/none", None),
         ("no folder 'org/tiny/'", "without the slash"): ("org/tiny/", None),
-        ("none is not there", "a repository on the hub, as in org/name"): ("none", None),
+        ("none is not there", "a hub repository, as in org/name"): ("none", None),
         ("'LlamaForCausalLLM' is not supported",): ("org/odd", {}),
         ("quantized by 'vptq'",): ("org/vptq", {}),
         ("max_seq_len is 1048576",): ("org/tiny", {"max_seq_len": 1 << 20}),
@@ -113,7 +113,7 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
     }
     done = client.run(sys.executable, "-c", REFUSED, json.dumps(list(cases.values())))
     for words, message in zip(cases, done.stdout.splitlines(), strict=True):
-        assert all(word in message for word in words), done.stderr
+        assert all(word in message for word in words), (words, message, done.stderr)
     assert set(hub.fetched()) == {"config.json"} and "LIST org/absent" not in hub.asked
 
 
