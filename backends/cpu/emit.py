@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,6 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-signed-zeros",
-    "-shared",
     "-fPIC",
 )
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -87,13 +88,24 @@ class Cpu:
         The returned Executable describes the library; `key` is its id. Raises BackendError, with the compiler's
         messages, if the build fails.
         """
-        sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
-        exported = f'-D{MACRO}="{interface_digest()}"'
-        command = [compiler_path(), *FLAGS, exported, "-o", str(directory / LIBRARY), *sources]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        if built.returncode:
-            raise BackendError("the C++ compiler cannot build the kernels", where=built.stderr.strip()[-2000:])
+        sources, exported = sorted(KERNELS.glob("*.cpp")), f'-D{MACRO}="{interface_digest()}"'
+        with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            built = [str(Path(objects, f"{source.stem}.o")) for source in sources]
+            tasks = [
+                threads.submit(_compiler, *FLAGS, exported, "-c", "-o", to, str(source))
+                for source, to in zip(sources, built, strict=True)
+            ]
+            for task in tasks:
+                task.result()
+            _compiler(*FLAGS, "-shared", "-o", str(directory / LIBRARY), *built)
         return Executable(id=key, backend=self.name, inputs=(), outputs=(), files=(LIBRARY,))
+
+
+def _compiler(*arguments: str) -> None:
+    """Run the C++ compiler. Raises BackendError with its last messages if it fails."""
+    done = subprocess.run([compiler_path(), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BackendError("the C++ compiler cannot build the kernels", where=done.stderr.strip()[-2000:])
 
 
 def _argument_type(node: fx.Node, name: str) -> TensorType:
