@@ -241,15 +241,31 @@ def test_quantizing_by_every_format(name: str) -> None:
         assert "more than half a step off" in (step_problem("quantize", [x], attrs, swapped) or "")
 
 
+def alibi(heads: int, flattest: float, factor: float) -> dict[str, object]:
+    return {"kind": "alibi", "heads": heads, "flattest": flattest, "factor": factor}
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        *(alibi(8, 8.0, 1.0), alibi(6, 8.0, 1.0), alibi(13, 4.0, 0.5), alibi(1, 8.0, 1.0)),
+        *({"kind": "ones", "size": 24}, {"kind": "hadamard", "size": 16}),
+    ],
+    ids=str,
+)
+def test_tables(attrs: dict[str, object]) -> None:
+    """One wrong element is noticed."""
+    table = STEPS["table"]([], attrs)
+    assert isinstance(table, torch.Tensor) and step_problem("table", [], attrs, table) is None
+    wrong = table.clone()
+    wrong.view(-1)[-1] *= 1 + 1e-6
+    assert f"1 of {wrong.numel()}" in (step_problem("table", [], attrs, wrong) or "")
+
+
 def test_rotations() -> None:
     """A weight of a format with rotations, and the matrix of one; a wrong matrix is noticed."""
     g = torch.Generator().manual_seed(0)
-    hadamard = {"kind": "hadamard", "size": 16}
-    matrix = STEPS["table"]([], hadamard)
-    assert step_problem("table", [], hadamard, matrix) is None
-    wrong = matrix.clone()
-    wrong[3, 5] *= -1
-    assert "1 of 256" in (step_problem("table", [], hadamard, wrong) or "")
+    matrix = STEPS["table"]([], {"kind": "hadamard", "size": 16})
     turns = {"rotation_in": matrix / 4, "rotation_out": torch.linalg.qr(torch.randn(4, 4, generator=g)).Q}
     parts = {**quantize(torch.randn(8, 32, generator=g), find_format("int8")), **turns}
     attrs = {"format": "i8/1x*:f32/rotated_in=16/rotated_out=4"}

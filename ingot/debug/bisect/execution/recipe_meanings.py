@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.debug.bisect.execution.rope_tables import frequencies
+from ingot.debug.bisect.execution.recipe_tables import expected_table
 from ingot.debug.bisect.execution.stored_meanings import NUMBERS, STORED_MOVES
 from ingot.debug.bisect.execution.tensor_check import raw_bits
 from ingot.ir.formats import ELEMENTS, Format, find_format
@@ -206,14 +206,7 @@ def _add(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> st
 
 
 def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    if attrs["kind"] == "hadamard":
-        common = np.bitwise_count(np.bitwise_and.outer(*[np.arange(int(attrs["size"]))] * 2))
-        return _beyond(results[""], 1.0 - 2.0 * (common % 2), np.zeros(common.shape))
-    angles = np.outer(np.arange(int(attrs["positions"])), frequencies(attrs))
-    wanted = np.concatenate([np.cos(angles), np.sin(angles)], -1) * float(attrs.get("attention_factor", 1.0))
-    # Frequencies and angles are rounded to float32, in a few operations.
-    allowed = 1e-6 * (1 + np.concatenate([angles, angles], -1)) * float(attrs.get("attention_factor", 1.0))
-    return _beyond(results[""], wanted, allowed)
+    return _beyond(results[""], *expected_table(attrs))
 
 
 def _elements(weight: torch.Tensor, format: Format) -> np.ndarray:

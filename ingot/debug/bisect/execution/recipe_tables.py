@@ -1,4 +1,4 @@
-"""Compute rotary frequencies in float64, one by one, to check rotary tables against an independent implementation."""
+"""Compute the tables of constants of recipes in float64, to check tables against an independent implementation."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,11 +9,51 @@ import numpy as np
 Attrs = Mapping[str, Any]
 
 
-def frequencies(attrs: Attrs) -> np.ndarray:
+def expected_table(attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    """Return a table of constants, and the error that each of its elements in float32 may have.
+
+    `attrs` are the attributes of the recipe step that makes the table. The attribute `kind` selects it.
+    """
+    return _TABLES[attrs["kind"]](attrs)
+
+
+def _rope(attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.outer(np.arange(int(attrs["positions"])), _frequencies(attrs))
+    factor = float(attrs.get("attention_factor", 1.0))
+    # Frequencies and angles are rounded to float32, in a few operations.
+    allowed = 1e-6 * (1 + np.concatenate([angles, angles], -1)) * factor
+    return np.concatenate([np.cos(angles), np.sin(angles)], -1) * factor, allowed
+
+
+def _alibi(attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    slopes = np.array([_slope(attrs, head) for head in range(int(attrs["heads"]))])
+    return slopes, np.finfo(np.float32).eps * slopes
+
+
+def _ones(attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(int(attrs["size"])), np.zeros(int(attrs["size"]))
+
+
+def _hadamard(attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    common = np.bitwise_count(np.bitwise_and.outer(*[np.arange(int(attrs["size"]))] * 2))
+    return 1.0 - 2.0 * (common % 2), np.zeros(common.shape)
+
+
+def _slope(attrs: Attrs, head: int) -> float:
+    """Return the ALiBi slope of a head (arXiv 2108.12409).
+
+    With 2^n heads, slopes are a geometric sequence. With more heads, those after the first 2^n have every other slope
+    of the sequence for 2^(n+1) heads.
+    """
+    first = 1 << int(attrs["heads"]).bit_length() - 1
+    exponent = (head + 1) / first if head < first else (2 * (head - first) + 1) / (2 * first)
+    return float(attrs["factor"]) * math.exp(-math.log(2) * float(attrs["flattest"]) * exponent)
+
+
+def _frequencies(attrs: Attrs) -> np.ndarray:
     """Return the rotary frequency (angle per position) of each pair of rotated elements of a head.
 
-    `attrs` are the attributes of the recipe step that makes the table of cosines and sines. The attribute `rope_type`
-    selects the formula.
+    The attribute `rope_type` selects the formula.
     """
     pairs = int(attrs["rotary_dim"]) // 2
     return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
@@ -87,4 +127,10 @@ _FREQUENCY: Mapping[str, Callable[[Attrs, int], float]] = {
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
+}
+_TABLES: Mapping[str, Callable[[Attrs], tuple[np.ndarray, np.ndarray]]] = {
+    "rope": _rope,
+    "alibi": _alibi,
+    "ones": _ones,
+    "hadamard": _hadamard,
 }
