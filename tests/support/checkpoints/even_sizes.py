@@ -24,7 +24,7 @@ _SIZES: Mapping[str, int] = {
     "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
 }
-_KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
+_KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "kv_n_heads")
 
 
 def even(tiny: Tiny) -> Tiny:
@@ -39,8 +39,9 @@ def even(tiny: Tiny) -> Tiny:
 
 def _even_config(given: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(given)
-    if isinstance(text := config.get("text_config"), dict):
-        config["text_config"] = _even_config(text)
+    for part in ("text_config", "attn_config", "ffn_config"):
+        if isinstance(inner := config.get(part), dict):
+            config[part] = _even_config(inner)
     heads = next((config[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in config), None)
     for name in _SIZES.keys() & config.keys():  # a list has an item for each layer
         if config[name] is None:  # such as no latent of q
