@@ -69,6 +69,34 @@ def times(left: Expr, right: Expr) -> Expr:
     return Term(op="mul", left=left, right=right)
 
 
+def least(left: Expr, right: Expr) -> Expr:
+    """Return the expression of the smaller one of two; a number if both are numbers."""
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    return Term(op="min", left=left, right=right)
+
+
+def greatest(left: Expr, right: Expr) -> Expr:
+    """Return the expression of the greater one of two; a number if both are numbers."""
+    if isinstance(left, int) and isinstance(right, int):
+        return max(left, right)
+    return Term(op="max", left=left, right=right)
+
+
+def plus(left: Expr, right: Expr) -> Expr:
+    """Return the expression `left + right`; a number if both are numbers."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    return Term(op="add", left=left, right=right)
+
+
+def minus(left: Expr, right: Expr) -> Expr:
+    """Return the expression `left - right`; a number if both are numbers."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left - right
+    return Term(op="sub", left=left, right=right)
+
+
 class Buffer(BaseModel):
     """GPU memory that an executable allocates: a tensor of this `shape` and `dtype` (an IR name such as "bf16").
 

@@ -134,7 +134,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
     def routed(tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         weights = torch.rand(tokens, top_k, generator=g).to(router_dtype)
-        return x[:tokens], weights, order[:tokens, :top_k].contiguous()
+        return x[:tokens], weights, order[:tokens, :top_k].clone(memory_format=torch.contiguous_format)
 
     # With one token most experts get none.
     return [

@@ -13,7 +13,7 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 
 @triton.jit
-def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """Load BLOCK_K elements of a vector, from `start` on. The vector is at `pointer` and has K elements.
 
     Elements past its end are zeros.
@@ -24,7 +24,7 @@ def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Sum each eight adjacent columns of `product` [BLOCK_N, BLOCK_K]. Return [BLOCK_N, BLOCK_K // 8].
 
     A thread holds eight adjacent elements (one load is 16 bytes of bf16), so no data moves between threads.
@@ -115,7 +115,7 @@ def linear_matvec(
     if NORM:
         squares = tl.zeros((BLOCK_K,), tl.float32)
         for start in tl.static_range(0, K, BLOCK_K):
-            value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
+            value = chunk(source, k, start, K, BLOCK_K).to(tl.float32)
             squares += value * value
         inverse = tl.rsqrt(tl.sum(squares) / K + EPS)
     sums = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
@@ -128,12 +128,12 @@ def linear_matvec(
             up_weights = up_tile
             if start + BLOCK_K < K:
                 up_tile = LOAD(up_rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
-        value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
+        value = chunk(source, k, start, K, BLOCK_K).to(tl.float32)
         if NORM:
-            value = scaled(value, inverse, _chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)
-        sums += _partial_sums(weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
+            value = scaled(value, inverse, chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)
+        sums += partial_sums(weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
         if GATED:
-            up_sums += _partial_sums(up_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
+            up_sums += partial_sums(up_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
     result = tl.sum(sums, 1)
     inside = n < N
     if BIAS:

@@ -6,6 +6,7 @@ from ingot.backends.triton.lower import (
     attention,
     attention_step,
     elementwise,
+    experts,
     gate,
     linear,
     logprobs,
@@ -14,6 +15,7 @@ from ingot.backends.triton.lower import (
     penalties,
     pool,
     rope,
+    route,
     sampling,
     sparsity,
     step,
@@ -22,7 +24,7 @@ from ingot.backends.triton.lower import (
 from ingot.backends.triton.lower.call import Lowering
 
 _MODULES = (
-    *(attention, attention_step, elementwise, gate, linear, logprobs, lora, norm),
-    *(penalties, pool, rope, sampling, sparsity, step, streams),
+    *(attention, attention_step, elementwise, experts, gate, linear, logprobs, lora, norm),
+    *(penalties, pool, rope, route, sampling, sparsity, step, streams),
 )
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

@@ -18,7 +18,9 @@ from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.tables import make_table
 
 # Ops whose arguments have the same dtypes in every model.
-OF_ONE_DTYPE = frozenset({"feed", "page_slots", "advance", "count_tokens", "sample", "top_logprobs"})
+OF_ONE_DTYPE = frozenset(
+    {"feed", "page_slots", "advance", "count_tokens", "sample", "top_logprobs", "route", "sparse_mixer"}
+)
 # Sizes of a hidden state: a power of two, models' own (Qwen2.5's 896, SmolLM2's 576), odd, and wider than a tile.
 _WIDTHS = (64, 576, 896, 1031, 4096)
 # Tokens of a step at both ends of the bucket classes.
@@ -142,6 +144,46 @@ def _quant_linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
         weight, scales, zeros, *others = (parts.get(part) for part in PARTS)
         bias = draw(n) if n % 2 else None
         calls.append(OneCall(op, (draw(tokens, k), weight, scales, zeros, bias, *others), {"format": name}))
+    return calls
+
+
+# Rows, experts, choices of a row, sizes of a row and of an expert: choices one by one, in blocks of each size, and more
+# experts than rows choose.
+_EXPERTS = (
+    *((1, 16, 8, 2048, 768), (3, 64, 2, 320, 200), (13, 8, 2, 896, 131), (17, 4, 3, 131, 576), (64, 16, 4, 320, 256)),
+    *((131, 8, 2, 576, 320), (131, 4, 2, 320, 131), (300, 4, 2, 256, 200)),
+)
+
+
+def _experts(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Rows that choose at random, of which some choose the same."""
+    calls: Calls = []
+    wide = torch.promote_types(draw(1).dtype, torch.float32)
+    for number, (tokens, experts, top_k, hidden, ffn) in enumerate(_EXPERTS):
+        ranks = torch.rand(tokens, experts, generator=g).argsort(-1).int()
+        chosen = ranks[:, :top_k].clone(memory_format=torch.contiguous_format)
+        chosen[tokens // 2 :] = chosen[:1]
+        args = [draw(tokens, hidden), torch.rand(tokens, top_k, generator=g).to(wide), chosen]
+        args += [draw(experts, 2 * ffn, hidden) * hidden**-0.5, draw(experts, hidden, ffn) * ffn**-0.5]
+        options: dict[str, Any] = {"activation": ("silu", "gelu", "gelu_tanh", "clamped")[number % 4]}
+        if number % 2:
+            args += [draw(experts, 2 * ffn), draw(experts, hidden)]
+        calls.append(OneCall(op, tuple(args), {**options, "weigh_input": number % 3 == 2}))
+    return calls
+
+
+def _routers(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Routers of models' sizes. Scores of two experts are the same number or far apart: roundings change no choice."""
+    calls: Calls = []
+    grouped = {"groups": 8, "renormalize": True, "least_sum": 1e-20, "scale": 2.5}
+    for tokens, experts, options in (
+        (1, 128, {"top_k": 8, "renormalize": True}),
+        (17, 256, {"top_k": 8, "kept_groups": 4, "scores": "sigmoid", **grouped}),
+        (64, 160, {"top_k": 6, "kept_groups": 3, "group_best": 1, **grouped}),
+        (131, 512, {"top_k": 16}),
+    ):
+        logits = (torch.randn(tokens, experts, generator=g) * 16).round() / 16
+        calls.append(OneCall(op, (logits,), {"jitter": 0.1} if op == "sparse_mixer" else options))
     return calls
 
 
@@ -313,6 +355,8 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "linear": _linear,
     "quant_linear": _quant_linear,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
+    "experts": _experts,
+    **dict.fromkeys(("route", "sparse_mixer"), _routers),
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "step_attention": _step_attention,

@@ -1,0 +1,131 @@
+"""The tile sizes of the kernels of a mixture's experts, estimated from sizes, and the step sizes that they are for.
+
+None of these tile sizes has been measured on a GPU yet.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS
+
+# Most tokens of a step whose choices are multiplied one by one, and the least share of their experts that must be
+# different ones: what is read twice costs as much time as the two launches that grouping takes.
+_MOST_ALONE, _LEAST_DIFFERENT = 8, 0.9
+# Choices of a block, by the most choices that an expert has on average. Padding computes, more blocks read weights
+# again from the L2 cache.
+_BLOCKS = ((24, 32), (96, 64))
+_LARGEST_BLOCK = 128
+# float32 uses no tensor cores, and larger tiles would not fit into registers.
+_BLOCK_F32, _TILE_F32 = 32, 32
+# Iterations of `experts_down_rows`, which the compiler unrolls.
+_MOST_UNROLLED = 16
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """The tile sizes of the kernels that take each choice alone: `experts_up_rows` and `experts_down_rows`.
+
+    A program computes `block_n` results, from `block_k` columns of the weight per iteration.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class GroupTiles:
+    """The tile sizes of the kernels that take blocks of choices: `experts_up_tile` and `experts_down_tile`.
+
+    A program computes `block_n` columns of the results, with `stages` blocks of `block_k` columns of the weight in
+    flight. `together` successive programs read the same rows of a weight if their blocks have one expert.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    together: int = 1
+
+
+@dataclass(frozen=True)
+class Range:
+    """The steps of `least` to `most` tokens, whose choices come in blocks of `block`; 1: each choice alone."""
+
+    least: int
+    most: int
+    block: int
+
+
+def ranges_of(least: int, most: int, experts: int, top_k: int, f32: bool) -> list[Range]:
+    """Return how steps of `least` to `most` tokens take their choices, by ranges of tokens that cover them in order."""
+    alone = max(count for count in range(1, _MOST_ALONE + 1) if count == 1 or _different(count, experts, top_k))
+    ends = [(alone, 1)]
+    if most <= GPU_FEW_TOKENS:
+        ends.append((most, 16 if most <= 16 else 32))
+    else:
+        ends += [(max(alone, mean * experts // top_k), block) for mean, block in _BLOCKS]
+        ends.append((most, _LARGEST_BLOCK))
+    found: list[Range] = []
+    begin = least
+    for end, block in ends:
+        if begin <= min(end, most):
+            block = min(block, _BLOCK_F32) if f32 else block
+            if found and found[-1].block == block:
+                begin = found.pop().least
+            found.append(Range(begin, min(end, most), block))
+            begin = min(end, most) + 1
+    return found
+
+
+def _different(tokens: int, experts: int, top_k: int) -> bool:
+    """Return whether `tokens` tokens, each with `top_k` choices at random, have mostly different experts."""
+    return experts * (1 - (1 - top_k / experts) ** tokens) >= _LEAST_DIFFERENT * tokens * top_k
+
+
+def row_tiles(columns: int, depth: int, itemsize: int, sums: int, cores: int) -> RowTiles:
+    """Return the tile sizes for one choice: `columns` results, or with a gate as many pairs, of `depth` terms.
+
+    `sums` is the number of choices that a program adds up; 0: it computes a gate and up of one choice.
+    """
+    block_k, warps = max(LEAST, min(2048 // itemsize, power_of_two(depth))), 4
+    while sums * math.ceil(depth / block_k) > _MOST_UNROLLED and warps < 16 and block_k < depth:
+        block_k, warps = 2 * block_k, 2 * warps
+    # Programs with few rows are more evenly divided among the multiprocessors.
+    return RowTiles(8 if sums and columns >= 16 * cores else 4, block_k, warps)
+
+
+def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int, sm: int) -> GroupTiles:
+    """Return the tile sizes for blocks of `block` choices: `columns` results, with a gate pairs, of `depth` terms."""
+    most_k = max(LEAST, power_of_two(depth))
+    if itemsize == 4:
+        return GroupTiles(_TILE_F32, min(_TILE_F32, most_k), warps=4, stages=2)
+    if block == _LARGEST_BLOCK:
+        chosen = GroupTiles(128, min(64, most_k), warps=8, stages=3, together=8)
+    elif gated:
+        # Two blocks fit into a multiprocessor: one loads while the other begins or ends.
+        wide = block <= 16
+        chosen = GroupTiles(64, min(128 if wide else 64, most_k), warps=4, stages=3 if wide else 4)
+    else:
+        chosen = GroupTiles(128, min(64, most_k), warps=4, stages=4)
+    block_n = min(chosen.block_n, max(LEAST, power_of_two(columns)))
+    staged = (block_n * (2 if gated else 1) + block) * chosen.block_k * itemsize
+    stages = max(1, min(chosen.stages, shared_memory(sm) // staged))
+    return GroupTiles(block_n, chosen.block_k, chosen.warps, stages, chosen.together)
+
+
+def invariant_tiles(depth: int, itemsize: int) -> GroupTiles:
+    """Return the tile sizes of steps of all sizes in deterministic mode.
+
+    64 rows of the weight and four warps are what Hopper's tensor-core instruction takes.
+    """
+    if itemsize == 4:
+        return GroupTiles(_TILE_F32, min(_TILE_F32, max(LEAST, power_of_two(depth))), warps=4, stages=2)
+    return GroupTiles(64, min(64, max(LEAST, power_of_two(depth))), warps=4, stages=3, together=4)
+
+
+def invariant_block(itemsize: int) -> int:
+    """Return the choices of a block in deterministic mode: some compromise between steps of few and of many tokens."""
+    return _BLOCK_F32 if itemsize == 4 else 64
