@@ -1,9 +1,11 @@
 """Check that the tile sizes of a tuning log are ones that kernels support."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts_tiles import RowTiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.ir.artifact.tuning import Choice
@@ -19,6 +21,13 @@ _LEAST_TILE = 16
 # not fit into its registers and takes Triton minutes to compile.
 _MOST = {"warps": 32, "block_n": 1 << 12, "block_k": 1 << 14, "keys": 1 << 10, "splits": 64, "stages": 16}
 _MOST_ELEMENTS = 1 << 17
+# What the entries of the tuning log describe, by kernel, and in words.
+_Problem = type[DecodeProblem] | type[ExpertsProblem] | type[LinearProblem]
+_PROBLEMS: Mapping[str, tuple[_Problem, str]] = {
+    LINEAR: (LinearProblem, "a matmul"),
+    EXPERTS: (ExpertsProblem, "a matmul of experts"),
+    DECODE_ATTENTION: (DecodeProblem, "decode attention"),
+}
 
 
 def check_tiles(choices: Sequence[Choice]) -> None:
@@ -46,7 +55,7 @@ def check_tiles(choices: Sequence[Choice]) -> None:
 def _range(kind: type, name: str) -> tuple[int, int]:
     """Return the least and the greatest allowed value of the tile size `name`, a field of the dataclass `kind`."""
     least = 0 if name in _MAY_BE_ZERO else 1
-    if kind is not MatvecTiles and name in _TILES:
+    if kind not in (MatvecTiles, RowTiles) and name in _TILES:
         least = _LEAST_TILE
     return least, _MOST.get(name, 1 << 10)
 
@@ -56,13 +65,9 @@ def _kind(choice: Choice) -> type:
 
     Raises OptionError for an unknown kernel or an invalid description of its call.
     """
-    problem: type[DecodeProblem] | type[LinearProblem]
-    if choice.kernel == DECODE_ATTENTION:
-        problem, what = DecodeProblem, "decode attention"
-    elif choice.kernel == LINEAR:
-        problem, what = LinearProblem, "a matmul"
-    else:
-        raise _refused(choice, "is for an unknown kernel", f"{LINEAR} or {DECODE_ATTENTION}")
+    if choice.kernel not in _PROBLEMS:
+        raise _refused(choice, "is for an unknown kernel", f"{', '.join(_PROBLEMS)}")
+    problem, what = _PROBLEMS[choice.kernel]
     try:
         found = problem.of(choice)
     except (TypeError, ValueError) as error:
