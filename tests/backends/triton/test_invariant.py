@@ -27,6 +27,7 @@ from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
+from ingot.ir.machine.target import Target
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
@@ -96,6 +97,32 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
         assert torch.equal(product(begin, end), whole[begin:end]), f"rows {begin} to {end}"
     if form == "plain":
         assert (problem := compare(whole, x.double() @ weight.double().T, dtype)) is None, problem
+
+
+@dtypes
+@pytest.mark.parametrize("weigh_input", [False, True])
+def test_rows_of_experts(weigh_input: bool, dtype: torch.dtype) -> None:
+    """Whatever other rows the experts of a row compute, and wherever it lies among them."""
+    experts, top_k, hidden, ffn = 5, 2, 200, 72
+    x, merged = drawn((MOST, hidden), dtype, 1), drawn((experts, (3 * ffn + 2) * hidden + 2 * ffn), dtype, 2) / 8
+    sizes = (2 * ffn * hidden, hidden * ffn, 2 * ffn, hidden)
+    gate_up, down, *biases = (part.contiguous() for part in merged[:, : sum(sizes)].split(sizes, 1))
+    weights = [gate_up.view(experts, 2 * ffn, hidden), down.view(experts, hidden, ffn), *biases]
+    ranks = torch.rand(MOST, experts, generator=torch.Generator().manual_seed(3)).argsort(-1).int()
+    chosen, shares = ranks[:, :top_k].contiguous(), drawn((MOST, top_k), torch.float32, 4)
+
+    def mixture(begin: int, end: int) -> torch.Tensor:
+        rows = [one[begin:end].clone(memory_format=torch.contiguous_format) for one in (x, shares, chosen.to(DEVICE))]
+        options = {"activation": "clamped", "limit": 0.5, "weigh_input": weigh_input}
+        op, tokens, dims = OPS["experts"], class_of(end - begin), {"T": end - begin}
+        found = run_lowering(
+            op, LOWERINGS[op.name], [*rows, *weights], options, tokens=tokens, dims=dims, invariant=True
+        )
+        return found[0]
+
+    whole = mixture(0, MOST)
+    for begin, end in PARTS:
+        assert torch.equal(mixture(begin, end), whole[begin:end]), f"rows {begin} to {end}"
 
 
 # What the rows of one step see: the place of the first, and how many there are.
@@ -194,6 +221,10 @@ def test_refusals() -> None:
     linear = Linear(Value(x, input=0), stored, None, TensorType(torch.bfloat16, ("T", 32)))
     with pytest.raises(Refused, match=r"on compute capability 10\.0, matmuls with other tile sizes are not known"):
         schedule_linear(linear, new_schedule(sm=100, invariant=True))
+    (call, *_) = cases("experts", torch.bfloat16)
+    target = Target.named("sm_100")
+    claim = Triton().claim([call.call_of(call.body())], target, new_schedule(invariant=True).bucket)
+    assert isinstance(claim, No) and "on compute capability 10.0" in claim.reason
 
 
 @dtypes
