@@ -14,6 +14,7 @@ from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_ali
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.experts_problem import EXPERTS
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import PLAIN
@@ -128,7 +129,7 @@ class Triton:
     def measures(self, choice: Choice) -> bool:
         if choice.kernel == LINEAR:
             return LinearProblem.of(choice).packing == PLAIN  # the benchmark makes only plain weights
-        return choice.kernel == DECODE_ATTENTION
+        return choice.kernel in (DECODE_ATTENTION, EXPERTS)
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
         from ingot.backends.triton.tune.search import measure

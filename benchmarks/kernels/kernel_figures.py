@@ -137,14 +137,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
-def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
+def kernel_parser(doc: str, seconds: float, shapes: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return an argument parser with the options that all kernel benchmarks have.
 
     `doc` is the description of the script. `seconds` is the default of --seconds, after which no further call is
-    measured.
+    measured. `shapes` are the values of --shape, the default first; none: those of decoders.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--shape", choices=shapes or SHAPES, default=shapes[0] if shapes else "8b")
     parser.add_argument("--seconds", type=float, default=seconds, help="seconds after which no call begins")
     add_json_option(parser)
     return parser

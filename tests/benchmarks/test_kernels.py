@@ -21,6 +21,7 @@ from triton_interpreter import eight_bits_converted, language_patched_once
 from ingot.backends.flashinfer.packages import Missing
 from ingot.backends.triton.tune import attention as tune_attention
 from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune import experts as tune_experts
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import paged_attention
@@ -63,6 +64,7 @@ def on_cpu(script: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(device, "POOL", 1 << 18)
     monkeypatch.setattr(device, "median_seconds", lambda work, rounds: 1e-3)
     monkeypatch.setattr(tune_attention, "LAUNCHES", (2, 2))
+    monkeypatch.setattr(tune_experts, "MOST_CALLS", 2)
     monkeypatch.setattr(script("device_times"), "_seconds", lambda graph: 1e-3)
     monkeypatch.setattr(script("linear"), "TRAFFIC", 1 << 10)
 
@@ -206,6 +208,53 @@ def test_wrong_products_are_no_figure(on_cpu: Script, wrong: None) -> None:
     linear = on_cpu("linear")
     with pytest.raises(RuntimeError, match="the result is wrong by"):
         linear.measure(MACHINE, linear.LinearBench(Pool()), small_product(linear, 1, "o"))
+
+
+@pytest.mark.parametrize("shape", ["qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"])
+def test_experts_are_those_that_a_step_needs(on_cpu: Script, shape: str) -> None:
+    experts = on_cpu("experts")
+    found = list(experts.cases(shape, [1, 8, 32, 128, 512, 4096], ["same", "uniform", "random"]))
+    assert len({case.call.name for case in found}) == len(found) == 16
+    mixture = experts.MODELS[shape]
+    each = 3 * mixture.hidden * mixture.ffn + mixture.biases * (2 * mixture.ffn + mixture.hidden)
+    for case in found:
+        rows = case.tokens * (4 * mixture.hidden + 8 * mixture.top_k)  # x and the result, weights and indices
+        different, left = divmod(case.call.bytes - rows, 2 * each)
+        most = min(mixture.experts, case.tokens * mixture.top_k)
+        least = {"same": mixture.top_k, "uniform": most, "random": most // 2}[case.routing]
+        assert left == 0 and least <= different <= (mixture.top_k if case.routing == "same" else most), case.what
+        assert case.call.flop == case.tokens * mixture.top_k * 3 * 2 * mixture.hidden * mixture.ffn
+
+
+def small_experts(experts: Any, tokens: int, routing: str) -> Any:
+    """In float32."""
+    mixture = experts.Mixture(48, 32, 8, 2, dtype="f32", biases=True, activation="clamped")
+    return experts.Case("small", mixture, tokens, routing)
+
+
+@interpreted
+@pytest.mark.parametrize(("tokens", "routing"), [(1, "same"), (8, "random"), (65, "uniform")])
+def test_experts(on_cpu: Script, tokens: int, routing: str) -> None:
+    experts = on_cpu("experts")
+    bench = experts.Bench(MACHINE, sweep=False)
+    assert bench.measure(small_experts(experts, tokens, routing)) == {"triton": [1e-3 / 2] * 11}
+
+
+@interpreted
+def test_tile_sizes_of_experts_are_tried(on_cpu: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both products of the step, and no others of its class; sizes that do not run are left out."""
+    experts = on_cpu("experts")
+    monkeypatch.setattr(experts, "candidates", lambda *asked: tune_experts.candidates(*asked)[:2])
+    case = small_experts(experts, 2, "same")
+    found = experts.Bench(MACHINE, sweep=True).best_tiles(case)
+    assert [(problem.gated, problem.block) for problem in found] == [(True, 16), (False, 16)]
+
+
+@interpreted
+def test_wrong_experts_are_no_figure(on_cpu: Script, wrong: None) -> None:
+    experts = on_cpu("experts")
+    with pytest.raises(RuntimeError, match="the result is wrong by"):
+        experts.Bench(MACHINE, sweep=False).measure(small_experts(experts, 1, "same"))
 
 
 STEPS = (((300, 0), (1, 40), (20, 30)), ((7, 9),))

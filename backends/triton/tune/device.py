@@ -102,6 +102,8 @@ class Launcher:
         for launch in self.schedule.launches:
             arguments = {name: self._argument(value, inputs) for name, value in launch.arguments.items()}
             grid = tuple(evaluate(size, self.sizes) for size in launch.grid)
+            if 0 in grid:
+                continue
             launch.kernel[grid](**arguments, **launch.constants, **launch.options)
 
     def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import triton
 
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.tune import attention, attention_candidates, linear, linear_candidates
+from ingot.backends.triton.tune import attention, attention_candidates, experts, linear, linear_candidates
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
@@ -73,6 +74,10 @@ SUBJECTS = {
     LINEAR: Subject(
         LinearProblem.of, linear.LinearBench, linear.compile_all,
         linear_candidates.candidates, linear_candidates.more_candidates, fastest,
+    ),
+    EXPERTS: Subject(
+        ExpertsProblem.of, experts.ExpertsBench, experts.compile_all,
+        experts.candidates, experts.more_candidates, fastest,
     ),
     DECODE_ATTENTION: Subject(
         DecodeProblem.of, attention.AttentionBench, attention.compile_all,
