@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Tiny
+from tiny import TINY, Tiny
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
 
@@ -29,9 +29,23 @@ _SHARED = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
+_EXPERTS = {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 320,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 MODELS = {
     "qk-norm": Tiny("qwen3-det", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **_SHARED}, seed=3),
     "plain": Tiny("llama-det", {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_SHARED}, seed=4),
+    "experts": replace(
+        TINY["qwen3_moe-plain"],
+        name="qwen3_moe-det",
+        config={"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **_SHARED, **_EXPERTS},
+        seed=5,
+    ),
 }
 LIMITS: dict[str, Any] = {"max_batch": 96, "max_tokens": 512, "max_seq_len": 1536, "jobs": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=3)

@@ -1,0 +1,133 @@
+"""Mixtures of experts on a GPU: one graph serves every routing, without a look from the host, and models with experts
+have the tokens and logits of the references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from call_oracle import difference, same_bits
+from one_call import TARGET, OneCall, moved
+from serve_artifact import Job, serve
+from tiny import CHECKPOINTS
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.backends.triton import load as triton
+from ingot.backends.triton.emit import Triton
+from ingot.ir.numerics.tolerances import compare
+from ingot.runtime.cuda.graphs.sizes import is_capturable
+from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loader import load_artifact
+
+pytestmark = pytest.mark.gpu
+EXPERTS, TOP_K, HIDDEN, FFN = 16, 4, 320, 200
+# Steps whose choices are computed one by one, and in blocks of 16, 32, 64 and 128.
+TOKENS = (1, 2, 16, 33, 100, 300, 1000)
+# Steps of all bucket classes: prompts reach 97 tokens, and are served together.
+LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 512, "max_seq_len": 160}
+NEW_TOKENS = 24
+# Sums of another order in float32 through a handful of layers, in units of what one op may differ by.
+FACTOR = 32.0
+
+
+def routings(tokens: int, g: torch.Generator) -> dict[str, torch.Tensor]:
+    """All tokens choose the first experts, or the last; evenly many choose each; and at random."""
+    first = torch.arange(TOP_K).expand(tokens, TOP_K)
+    drawn = torch.rand(tokens, EXPERTS, generator=g).argsort(-1)[:, :TOP_K]
+    even = torch.arange(tokens * TOP_K).view(tokens, TOP_K) % EXPERTS
+    found = {"first": first, "last": EXPERTS - 1 - first, "even": even, "random": drawn}
+    return {name: one.int().clone(memory_format=torch.contiguous_format) for name, one in found.items()}
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_graph_serves_all_routings(tokens: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(tokens)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=g) * shape[-1] ** -0.5).to(dtype)
+
+    x, weights = torch.randn(tokens, HIDDEN, generator=g).to(dtype), torch.rand(tokens, TOP_K, generator=g)
+    matrices = (
+        draw(EXPERTS, 2 * FFN, HIDDEN),
+        draw(EXPERTS, HIDDEN, FFN),
+        draw(EXPERTS, 2 * FFN),
+        draw(EXPERTS, HIDDEN),
+    )
+    given = routings(tokens, g)
+    call = OneCall("experts", (x, weights, given["random"], *matrices), {"activation": "clamped"})
+    executable = Triton().emit(call.body(), "experts", TARGET, tmp_path)
+    execute = triton.load(executable, tmp_path, on_one_device("cuda"))
+    on_device = [moved(tensor, "cuda") for tensor in call.tensors]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            execute(*on_device)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (result,) = execute(*on_device)
+    for name, chosen in given.items():
+        on_device[2].copy_(chosen)
+        found = []
+        for _ in range(3):
+            result.fill_(float("nan"))
+            graph.replay()
+            found.append(result.cpu())
+        assert all(same_bits(one, found[0]) for one in found), f"{name}: two replays give different bits"
+        asked = OneCall("experts", (x, weights, chosen, *matrices), call.kwargs)
+        problem = difference(asked, found[:1])
+        assert problem is None, f"{name}: {problem}"
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe-plain", "gpt_oss-yarn", "phimoe-biased", "qwen2_moe-shared"])
+def test_a_model_has_the_tokens_and_logits_of_the_references(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
+    compile_model(checkpoint(name), plain, target="cpu", backend="reference", dtype="float32", **LIMITS)
+    compile_model(checkpoint(name), compiled, target="cuda", dtype="float32", **LIMITS)
+    buckets = load_artifact(compiled, num_pages=64).plan.buckets
+    routed = [one for bucket in buckets for one in bucket.instructions if one.target == "ingot.experts"]
+    assert routed and all(one.backend == "triton" for one in routed) and all(map(is_capturable, buckets))
+    prompts = CHECKPOINTS[name].prompts()
+    jobs = [Job(str(path), prompts, [prompts[-1], prompts[3]], NEW_TOKENS, chunked=False) for path in (plain, compiled)]
+    expected, found = (serve(job) for job in jobs)
+    assert found.tokens == expected.tokens
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        problem = compare(one, other, other.dtype, factor=FACTOR)
+        assert problem is None, problem
+
+
+class NeverWaiting:
+    """An executor whose launches may not wait for the GPU."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.tokens: list[int] = []  # of each step
+
+    def launch(self, inputs: Any) -> Any:
+        self.tokens.append(inputs.sizes.T)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._executor.launch(inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_step_waits_for_a_routing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also where nothing is captured."""
+    name, params = "qwen3_moe-plain", SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
+    compile_model(checkpoint(name), tmp_path / "a.ingot", target="cuda", dtype="bfloat16", **LIMITS)
+    llm = LLM(tmp_path / "a.ingot", cuda_graphs="none", enable_prefix_caching=False)
+    prompts = [{"prompt_token_ids": prompt} for prompt in CHECKPOINTS[name].prompts()]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    executor = NeverWaiting(llm.loaded.executor)
+    llm.llm_engine.launch_through(executor)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert max(executor.tokens) > 64 and min(executor.tokens) <= 8
