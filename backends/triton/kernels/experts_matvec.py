@@ -126,28 +126,41 @@ def experts_down_rows(
     inside = n < N
     if DEPENDENT:
         gdc_wait()
-    expert_row = tl.load(chosen + token * TOP_K).to(tl.int64) * N
-    rows = BEGIN(down, expert_row + first, STORED)
+    # A step is a block of columns of one choice. Two steps are loaded ahead, and before them the index of an expert.
+    TOTAL: tl.constexpr = TOP_K * STEPS
+    experts = chosen + token * TOP_K
+    expert = tl.load(experts)
+    rows = BEGIN(down, expert.to(tl.int64) * N + first, STORED)
     tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
+    later = tile
+    if TOP_K > 1:
+        expert = tl.load(experts + 1)
+    if TOTAL > 1:
+        if STEPS == 1:
+            rows = BEGIN(down, expert.to(tl.int64) * N + first, STORED)
+            if TOP_K > 2:
+                expert = tl.load(experts + 2)
+        later = LOAD(rows, within, 1 % STEPS * BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     sums = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
-    added = tl.zeros((BLOCK_N,), tl.float32)
-    for nth in tl.static_range(TOP_K):
-        choice = token * TOP_K + nth
-        weight = 1.0
+    weight = 1.0
+    for step in tl.static_range(TOTAL):
+        tile_weights, tile = tile, later
+        if step + 2 < TOTAL:
+            if (step + 2) % STEPS == 0:
+                rows = BEGIN(down, expert.to(tl.int64) * N + first, STORED)
+                if (step + 2) // STEPS + 1 < TOP_K:
+                    expert = tl.load(experts + (step + 2) // STEPS + 1)
+            later = LOAD(rows, within, (step + 2) % STEPS * BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
+        choice = token * TOP_K + step // STEPS
         if WEIGH:
             weight = tl.load(weights + choice)
-        if bias is not None:
-            added += weight * tl.load(bias + expert_row + n, mask=inside, other=0.0).to(tl.float32)
-        source = hidden + choice.to(tl.int64) * K
-        for step in tl.static_range(STEPS):
-            tile_weights = tile
-            if step + 1 < STEPS:
-                tile = LOAD(rows, within, (step + 1) * BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
-            elif nth + 1 < TOP_K:
-                expert_row = tl.load(chosen + choice + 1).to(tl.int64) * N
-                rows = BEGIN(down, expert_row + first, STORED)
-                tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
-            value = chunk(source, k, step * BLOCK_K, K, BLOCK_K).to(tl.float32) * weight
-            sums += partial_sums(tile_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
-    result = tl.sum(sums, 1) + added
+        value = chunk(hidden + choice.to(tl.int64) * K, k, step % STEPS * BLOCK_K, K, BLOCK_K).to(tl.float32) * weight
+        sums += partial_sums(tile_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
+    result = tl.sum(sums, 1)
+    if bias is not None:
+        for nth in tl.static_range(TOP_K):
+            of_expert = tl.load(experts + nth).to(tl.int64) * N
+            if WEIGH:
+                weight = tl.load(weights + token * TOP_K + nth)
+            result += weight * tl.load(bias + of_expert + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + token.to(tl.int64) * N + n, result.to(y.dtype.element_ty), mask=inside)

@@ -87,15 +87,16 @@ def experts_up_tile(
         gate = tl.zeros((BLOCK_N, TOKENS), tl.float32)
         up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
         for start in range(0, K, BLOCK_K):
+            # Weights first: their addresses are known before those of the tokens, which wait for the order.
+            gate_weights = LOAD(gate_rows, within, start, k, n, F, K, STORED, WHOLE, EVICTION, DTYPE)
+            up_weights = LOAD(up_rows, within, start, k, n, F, K, STORED, WHOLE, EVICTION, DTYPE)
             if WHOLE_K:
                 tokens = tl.load(x_rows + start, mask=held[:, None], other=0.0)
             else:
                 tokens = tl.load(x_rows + start, mask=held[:, None] & (start + k < K)[None, :], other=0.0)
             if WEIGH:
                 tokens = weighed(tokens, weight[:, None])
-            gate_weights = LOAD(gate_rows, within, start, k, n, F, K, STORED, WHOLE, EVICTION, DTYPE)
             gate = tl.dot(gate_weights, tl.trans(tokens), gate, input_precision="ieee")
-            up_weights = LOAD(up_rows, within, start, k, n, F, K, STORED, WHOLE, EVICTION, DTYPE)
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
         inside = n < F
         if bias is not None:
@@ -156,11 +157,11 @@ def experts_down_tile(
         hidden_rows = hidden + (begin + t).to(tl.int64)[:, None] * K + k[None, :]
         result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
         for start in range(0, K, BLOCK_K):
+            tile_weights = LOAD(rows, within, start, k, n, N, K, STORED, WHOLE, EVICTION, DTYPE)
             if WHOLE_K:
                 tokens = tl.load(hidden_rows + start, mask=held[:, None], other=0.0)
             else:
                 tokens = tl.load(hidden_rows + start, mask=held[:, None] & (start + k < K)[None, :], other=0.0)
-            tile_weights = LOAD(rows, within, start, k, n, N, K, STORED, WHOLE, EVICTION, DTYPE)
             result = tl.dot(tile_weights, tl.trans(tokens), result, input_precision="ieee")
         inside = n < N
         if bias is not None:

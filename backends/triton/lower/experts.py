@@ -7,7 +7,7 @@ own. Those for other ranges have empty grids, which are not launched.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,7 +28,6 @@ from ingot.backends.triton.lower.experts_tiles import (
     row_tiles,
 )
 from ingot.backends.triton.lower.heads import static
-from ingot.backends.triton.lower.linear_invariant import invariant_products
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import FLOATS, block_of
 from ingot.backends.triton.lower.sizes import power_of_two
@@ -41,6 +40,8 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 # Choices that a program of `group_choices` looks at together in steps of few tokens, and in others.
 _LOOKED_AT_FEW, _LOOKED_AT = 512, 4096
 _MOST_EXPERTS = 1024  # a thread of a block reads eight of the counts
+
+Tiles = TypeVar("Tiles", RowTiles, GroupTiles)
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,10 @@ def lower_experts(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     """
     one = _checked(call)
     low, high = _rows_in(one.rows, schedule)
-    invariant = schedule.bucket.batch_invariant
-    if invariant and not invariant_products(schedule.sm, one.dtype):
-        sm = f"{schedule.sm // 10}.{schedule.sm % 10}"
-        raise Refused(f"on compute capability {sm}, matmuls with other tile sizes are not known to have the same bits")
     result = schedule.output(call.results[0])
     hidden = schedule.scratch(one.dtype, (one.choices, one.ffn))
-    if invariant:
+    if schedule.bucket.batch_invariant:
+        # Steps of all sizes run the same machine code, so the bits of a row are the same in all of them.
         ranges = [Range(low, high, invariant_block(one.dtype.itemsize))]
     else:
         ranges = ranges_of(low, high, one.experts, one.top_k, one.dtype is torch.float32)
@@ -184,19 +182,8 @@ def _activation(one: _Experts) -> dict[str, Any]:
 def _alone(one: _Experts, schedule: Schedule, here: Expr, hidden: Value, result: Value) -> None:
     """Add the two launches that take each choice alone. `here` is 1 for the steps that they are for, else 0."""
     call, itemsize = one.call, one.dtype.itemsize
-    first, second = one.problem(True, 1), one.problem(False, 1)
-    up, down = (
-        schedule.choose(
-            EXPERTS,
-            problem.fields(),
-            RowTiles,
-            lambda problem=problem, sums=sums: (  # type: ignore[misc]
-                row_tiles(problem.columns, problem.depth, itemsize, sums, schedule.cores),
-                "heuristic",
-            ),
-        )
-        for problem, sums in ((first, 0), (second, one.top_k))
-    )
+    up = _chosen(one.problem(True, 1), row_tiles(one.hidden, itemsize, 0), schedule)
+    down = _chosen(one.problem(False, 1), row_tiles(one.ffn, itemsize, one.top_k), schedule)
     gate_up, loader = one.weight("gate_up")
     schedule.launch(
         experts_up_rows,
@@ -285,12 +272,16 @@ def _blocks(
     # Each expert with choices needs a block, and one more for each `block` choices after the first.
     some = least(one.choices, one.experts)
     blocks = plus(some, cdiv(minus(one.choices, some), block))
-    tiles: list[GroupTiles] = []
-    for problem in (one.problem(True, block), one.problem(False, block)):
-        if schedule.bucket.batch_invariant:
-            tiles.append(invariant_tiles(problem.depth, one.dtype.itemsize))
-        else:
-            tiles.append(_chosen(problem, schedule, one.dtype.itemsize))
+    itemsize = one.dtype.itemsize
+    if schedule.bucket.batch_invariant:
+        up, down = (invariant_tiles(depth, itemsize) for depth in (one.hidden, one.ffn))
+    else:
+        first, second = (
+            group_tiles(problem.columns, problem.depth, problem.gated, block, itemsize, schedule.sm)
+            for problem in (one.problem(True, block), one.problem(False, block))
+        )
+        up = _chosen(one.problem(True, block), first, schedule)
+        down = _chosen(one.problem(False, block), second, schedule)
     shared = {
         "EXPERTS": one.experts,
         "TOKENS": block,
@@ -300,7 +291,6 @@ def _blocks(
     }
     grouped = {"order": order, "counts": counts, "hidden": hidden, "blocks": blocks}
     gate_up, loader = one.weight("gate_up")
-    up, down = tiles
     schedule.launch(
         experts_up_tile,
         (times(times(here, blocks), -(-one.ffn // up.block_n)),),
@@ -328,16 +318,9 @@ def _blocks(
     )
 
 
-def _chosen(problem: ExpertsProblem, schedule: Schedule, itemsize: int) -> GroupTiles:
-    return schedule.choose(
-        EXPERTS,
-        problem.fields(),
-        GroupTiles,
-        lambda: (
-            group_tiles(problem.columns, problem.depth, problem.gated, problem.block, itemsize, schedule.sm),
-            "heuristic",
-        ),
-    )
+def _chosen(problem: ExpertsProblem, known: Tiles, schedule: Schedule) -> Tiles:
+    """Return the tile sizes of a matmul: `known`, unless the schedule was given others."""
+    return schedule.choose(EXPERTS, problem.fields(), type(known), lambda: (known, "heuristic"))
 
 
 def _tiles(chosen: GroupTiles) -> dict[str, int]:

@@ -85,16 +85,16 @@ def _different(tokens: int, experts: int, top_k: int) -> bool:
     return experts * (1 - (1 - top_k / experts) ** tokens) >= _LEAST_DIFFERENT * tokens * top_k
 
 
-def row_tiles(columns: int, depth: int, itemsize: int, sums: int, cores: int) -> RowTiles:
-    """Return the tile sizes for one choice: `columns` results, or with a gate as many pairs, of `depth` terms.
+def row_tiles(depth: int, itemsize: int, sums: int) -> RowTiles:
+    """Return the tile sizes for choices that are computed alone, with results of `depth` terms each.
 
     `sums` is the number of choices that a program adds up; 0: it computes a gate and up of one choice.
     """
     block_k, warps = max(LEAST, min(2048 // itemsize, power_of_two(depth))), 4
     while sums * math.ceil(depth / block_k) > _MOST_UNROLLED and warps < 16 and block_k < depth:
         block_k, warps = 2 * block_k, 2 * warps
-    # Programs with few rows are more evenly divided among the multiprocessors.
-    return RowTiles(8 if sums and columns >= 16 * cores else 4, block_k, warps)
+    # Few rows, because a program holds three blocks of them in registers.
+    return RowTiles(4, block_k, warps)
 
 
 def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int, sm: int) -> GroupTiles:
@@ -117,7 +117,7 @@ def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int
 
 
 def invariant_tiles(depth: int, itemsize: int) -> GroupTiles:
-    """Return the tile sizes of steps of all sizes in deterministic mode.
+    """Return the tile sizes of steps of all sizes in deterministic mode: a compromise between few and many tokens.
 
     64 rows of the weight and four warps are what Hopper's tensor-core instruction takes.
     """
@@ -127,5 +127,5 @@ def invariant_tiles(depth: int, itemsize: int) -> GroupTiles:
 
 
 def invariant_block(itemsize: int) -> int:
-    """Return the choices of a block in deterministic mode: some compromise between steps of few and of many tokens."""
+    """Return the number of choices in a block in deterministic mode."""
     return _BLOCK_F32 if itemsize == 4 else 64

@@ -217,7 +217,7 @@ def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
     itemsize = DTYPES[problem.dtype].itemsize
     if problem.block == 1:
         sums = 0 if problem.gated else problem.top_k
-        return row_tiles(problem.columns, problem.depth, itemsize, sums, machine.cores)
+        return row_tiles(problem.depth, itemsize, sums)
     return group_tiles(problem.columns, problem.depth, problem.gated, problem.block, itemsize, machine.sm)
 
 
