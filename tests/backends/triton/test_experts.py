@@ -67,7 +67,7 @@ def test_samples(tokens: tuple[int, int], dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("routing", ["same", "uniform", "random"])
-@pytest.mark.parametrize("rows", some(3, [1, 2, 3, 9, 16, 31, 64, 65, 100]))
+@pytest.mark.parametrize("rows", some(2, [1, 2, 3, 9, 16, 31, 64, 65, 100]))
 def test_routings(rows: int, routing: str, dtype: torch.dtype) -> None:
     """Blocks that are full, of one choice, and absent; sizes that are no multiples of a tile."""
     tokens = next(bounds for bounds in CLASSES if rows <= bounds[1])
@@ -77,10 +77,10 @@ def test_routings(rows: int, routing: str, dtype: torch.dtype) -> None:
 @dtypes
 def test_ranges_of_one_class(dtype: torch.dtype) -> None:
     """Steps of one class with different launches: the others have empty grids."""
-    for rows in (65, 90, 300) if DEVICE == "cuda" else (65, 90):
+    for rows in (65, 97, 500) if DEVICE == "cuda" else (65,):
         check(call(rows, 8, 2, 48, 32, dtype), {}, (65, 8192))
-    for rows in (2, 4, 5, 16):
-        check(call(rows, 64, 2, 48, 32, dtype), {}, (2, 16))
+    for rows in (2, 4, 5, 16) if DEVICE == "cuda" else (4, 5):
+        check(call(rows, 40, 2, 48, 32, dtype), {}, (2, 16))
 
 
 @dtypes

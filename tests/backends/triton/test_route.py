@@ -52,6 +52,7 @@ def test_sizes_of_models(experts: int, options: dict[str, Any], ties: bool) -> N
     check("sparse_mixer", (logits,), {"jitter": 0.3})
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("name", LOWERINGS)
 def test_any_logits_choose_experts(name: str) -> None:
     """What kernels read by these indices is within the experts' weights, also for rows that only fill a step up."""
