@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn_in_one_of
 from resign import edit_json
 from sm_90 import NO_GPU, kernels_artifact, unplug
 
@@ -31,6 +32,7 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.cuda.graphs.sizes import is_capturable
 from ingot.runtime.loader import check_target, load_artifact
 from ingot.runtime.phases import Phases
 
@@ -146,6 +148,26 @@ def test_kernels_are_compiled_without_a_gpu(artifact: Callable[..., Path], monke
     for path in cubins:
         header = path.read_bytes()[:20]
         assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == 190, "EM_CUDA of elf.h"
+
+
+@pytest.mark.xdist_group("sm-90-kernels")
+@pytest.mark.parametrize("deterministic", drawn_in_one_of(2, [False, True]))
+def test_experts_are_compiled_without_a_gpu(
+    artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """Nothing of a router and its experts is left to references, so a graph can hold all steps."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    limits = {"dtype": "bfloat16", "max_batch": 2, "max_tokens": 2, "deterministic": deterministic}
+    made = artifact("mixtral-cut", target="sm_90", backend="triton", **limits)
+    (plan,) = read_plans(open_artifact(made)).plans.values()
+    for bucket in plan.buckets:
+        found = {one.target: one.backend for one in bucket.instructions}
+        assert found["ingot.route"] == found["ingot.experts"] == "triton" and is_capturable(bucket)
+    launches = [json.loads(path.read_text()) for path in (made / "exe" / "sm_90").rglob("launches.json")]
+    entries = [launch["entry"] for one in launches for launch in one["launches"] if "experts" in launch["entry"]]
+    alone = {"experts_up_rows", "experts_down_rows"}
+    blocks = {"experts_up_tile", "experts_down_tile"}
+    assert set(entries) == (blocks if deterministic else alone | blocks)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ Successive calls have different experts where there are enough, so a cache holds
 of the last result are compared with the op's reference in float32. Bytes are those of the different experts that a call
 needs, and of its rows. Operations are those of all choices.
 
-With --sweep, each matmul is timed with several tile sizes first. The best ones are printed and used.
+With --sweep, each matmul is timed with several tile sizes first. The best ones are printed and used. With --block, the
+choices of a step are computed in blocks of this many, with 1 one by one, and not in those of a compile.
 """
 
 import itertools
@@ -61,10 +62,12 @@ class Case:
     mixture: Mixture
     tokens: int
     routing: str
+    block: int | None = None
 
     @property
     def what(self) -> str:
-        return f"{self.model}, {self.tokens} token{'s' * (self.tokens > 1)}, {self.routing}"
+        block = "" if self.block is None else f", blocks of {self.block}"
+        return f"{self.model}, {self.tokens} token{'s' * (self.tokens > 1)}, {self.routing}{block}"
 
     def different(self) -> int:
         """Return how many different experts the step needs: those of a draw with the seed of the measurement."""
@@ -82,13 +85,13 @@ def generator() -> torch.Generator:
     return torch.Generator(device.DEVICE).manual_seed(2)
 
 
-def cases(shape: str, tokens: list[int], routings: list[str]) -> Iterator[Case]:
+def cases(shape: str, tokens: list[int], routings: list[str], block: int | None = None) -> Iterator[Case]:
     """Yield the calls to measure. With one token, a routing at random is as any other."""
     for model, mixture in MODELS.items():
         if shape in (model, ALL):
             for step, routing in itertools.product(tokens, routings):
                 if step > 1 or routing == routings[0]:
-                    yield Case(model, mixture, step, routing)
+                    yield Case(model, mixture, step, routing, block)
 
 
 class Bench:
@@ -107,7 +110,8 @@ class Bench:
     def recorded(self, case: Case, tiles: Tiles) -> Recorded:
         """Capture a CUDA graph of calls of Ingot's kernels. Raises RuntimeError for wrong results."""
         inputs, _ = draw_calls(case.mixture, self.weights(case.mixture), case.tokens, case.routing, generator())
-        call = Launcher(*make_schedule(self.machine, case.mixture, case.tokens, tiles), {"T": case.tokens})
+        made = make_schedule(self.machine, case.mixture, case.tokens, tiles, case.block)
+        call = Launcher(*made, {"T": case.tokens})
         call(inputs[-1])
         graph = captured(partial(call, one) for one in inputs)
         places = list(range(min(CHECKED, case.tokens)))
@@ -138,11 +142,12 @@ class Bench:
 
 def problems(machine: Machine, case: Case) -> list[ExpertsProblem]:
     """Return the two matmuls that compute a step. Its class may have others, for steps of other sizes."""
-    mixture = case.mixture
-    bounds = bucket_of(case.tokens).tokens
-    ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32")
-    block = next(part.block for part in ranges if case.tokens <= part.most)
-    schedule, _ = make_schedule(machine, mixture, case.tokens)
+    mixture, block = case.mixture, case.block
+    if block is None:
+        bounds = bucket_of(case.tokens).tokens
+        ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32")
+        block = next(part.block for part in ranges if case.tokens <= part.most)
+    schedule, _ = make_schedule(machine, mixture, case.tokens, block=case.block)
     found = [ExpertsProblem.of(choice) for choice in schedule.choices if choice.kernel == EXPERTS]
     return [problem for problem in found if problem.block == block]
 
@@ -151,10 +156,12 @@ def main() -> None:
     parser = kernel_parser(__doc__ or "", 300.0, shapes=(ALL, *MODELS))
     parser.add_argument("--tokens", default=TOKENS, help="tokens of steps, separated by commas")
     parser.add_argument("--routings", default=",".join(ROUTINGS), help="routings, separated by commas")
+    parser.add_argument("--block", type=int, choices=(1, 16, 32, 64, 128), help="choices of a block")
     parser.add_argument("--sweep", action="store_true", help="search tile sizes first")
     options = parser.parse_args()
     bench = Bench(this_machine(), options.sweep)
-    found = cases(options.shape, list(map(int, options.tokens.split(","))), options.routings.split(","))
+    steps = list(map(int, options.tokens.split(",")))
+    found = cases(options.shape, steps, options.routings.split(","), options.block)
     peak = Peak(copy_bandwidth("cuda"), product_rate())
     work = ((case.call, partial(bench.measure, case)) for case in found)
     figures, missing = measure_figures("experts", work, peak, options.seconds)

@@ -226,18 +226,20 @@ def test_experts_are_those_that_a_step_needs(on_cpu: Script, shape: str) -> None
         assert case.call.flop == case.tokens * mixture.top_k * 3 * 2 * mixture.hidden * mixture.ffn
 
 
-def small_experts(experts: Any, tokens: int, routing: str) -> Any:
+def small_experts(experts: Any, tokens: int, routing: str, block: int | None = None) -> Any:
     """In float32."""
     mixture = experts.Mixture(48, 32, 8, 2, dtype="f32", biases=True, activation="clamped")
-    return experts.Case("small", mixture, tokens, routing)
+    return experts.Case("small", mixture, tokens, routing, block)
 
 
 @interpreted
-@pytest.mark.parametrize(("tokens", "routing"), [(1, "same"), (8, "random"), (65, "uniform")])
-def test_experts(on_cpu: Script, tokens: int, routing: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "routing", "block"), [(1, "same", None), (8, "random", None), (8, "random", 1), (65, "uniform", None)]
+)
+def test_experts(on_cpu: Script, tokens: int, routing: str, block: int | None) -> None:
     experts = on_cpu("experts")
     bench = experts.Bench(MACHINE, sweep=False)
-    assert bench.measure(small_experts(experts, tokens, routing)) == {"triton": [1e-3 / 2] * 11}
+    assert bench.measure(small_experts(experts, tokens, routing, block)) == {"triton": [1e-3 / 2] * 11}
 
 
 @interpreted
@@ -245,9 +247,10 @@ def test_tile_sizes_of_experts_are_tried(on_cpu: Script, monkeypatch: pytest.Mon
     """Of both products of the step, and no others of its class; sizes that do not run are left out."""
     experts = on_cpu("experts")
     monkeypatch.setattr(experts, "candidates", lambda *asked: tune_experts.candidates(*asked)[:2])
-    case = small_experts(experts, 2, "same")
-    found = experts.Bench(MACHINE, sweep=True).best_tiles(case)
-    assert [(problem.gated, problem.block) for problem in found] == [(True, 16), (False, 16)]
+    for block in (None, 1):
+        case = small_experts(experts, 2, "same", block)
+        found = experts.Bench(MACHINE, sweep=True).best_tiles(case)
+        assert [(problem.gated, problem.block) for problem in found] == [(True, block or 16), (False, block or 16)]
 
 
 @interpreted

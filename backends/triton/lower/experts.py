@@ -37,8 +37,9 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# Choices that a program of `group_choices` looks at together in steps of few tokens, and in others.
-_LOOKED_AT_FEW, _LOOKED_AT = 512, 4096
+# Choices that a program of `group_choices` looks at together in steps of few tokens, and in others, where it goes
+# through tens of thousands: 4 and 16 for each thread.
+_LOOKED_AT_FEW, _LOOKED_AT = 512, 8192
 _MOST_EXPERTS = 1024  # a thread of a block reads eight of the counts
 
 Tiles = TypeVar("Tiles", RowTiles, GroupTiles)
@@ -87,10 +88,11 @@ class _Experts:
         return matrix.argument, constants
 
 
-def lower_experts(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> tuple[Value, ...]:
     """Add the launches of a call of `experts` to `schedule`, and return the result.
 
-    Raises Refused if no kernel supports the call.
+    `block` is the number of choices in a block, or 1 for choices one by one. If it is None, it depends on the number of
+    rows and the bucket class. Raises Refused if no kernel supports the call.
     """
     one = _checked(call)
     low, high = _rows_in(one.rows, schedule)
@@ -99,6 +101,8 @@ def lower_experts(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     if schedule.bucket.batch_invariant:
         # Steps of all sizes run the same machine code, so the bits of a row are the same in all of them.
         ranges = [Range(low, high, invariant_block(one.dtype.itemsize))]
+    elif block is not None:
+        ranges = [Range(low, high, block)]
     else:
         ranges = ranges_of(low, high, one.experts, one.top_k, one.dtype is torch.float32)
     for part in ranges:
@@ -250,7 +254,7 @@ def _group(one: _Experts, schedule: Schedule, here: Expr, most: int) -> tuple[Va
         (times(here, one.experts),),
         {"chosen": one.call.value("chosen"), "order": order, "counts": counts, "choices": one.choices},
         {"BLOCK": block, "DEPENDENT": schedule.dependent},
-        warps=4 if few else 8,
+        warps=4 if few else 16,
         dependent=schedule.dependent,
     )
     return order, counts

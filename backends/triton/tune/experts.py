@@ -69,11 +69,16 @@ def bucket_of(tokens: int) -> BucketClass:
 
 
 def make_schedule(
-    machine: Machine, mixture: Mixture, tokens: int, tiles: Mapping[ExpertsProblem, AnyTiles] | None = None
+    machine: Machine,
+    mixture: Mixture,
+    tokens: int,
+    tiles: Mapping[ExpertsProblem, AnyTiles] | None = None,
+    block: int | None = None,
 ) -> tuple[Schedule, Value]:
     """Return the schedule (the kernel launches) of the experts of a step of `tokens` tokens, and the result.
 
-    `tiles` are tile sizes of some matmuls; others have those of a compile. The inputs are those of the op, in order.
+    `tiles` are tile sizes of some matmuls; others have those of a compile. `block` is the number of choices in a block,
+    None for that of a compile. The inputs are those of the op, in order.
     """
     schedule = Schedule(machine.sm, machine.cores, bucket_of(tokens), dependent=machine.dependent)
     choices = [
@@ -92,7 +97,7 @@ def make_schedule(
     values |= {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
     attributes = {"activation": mixture.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False}
     call = Call("experts", values, attributes, (types["x"],))
-    return schedule, lower_experts(call, schedule)[0]
+    return schedule, lower_experts(call, schedule, block)[0]
 
 
 def chosen_by(routing: str, tokens: int, mixture: Mixture, generator: torch.Generator) -> torch.Tensor:
