@@ -56,7 +56,10 @@ def is_aligned(value: Value) -> bool:
         return False
     if value.type.strides is None and len(shape) < 2:
         return len(shape) == 0 or dtype.itemsize < 4
-    steps = (shape[-1], *(value.type.strides or ())[:-1])
+    strides = value.type.strides or ()
+    # Slices begin at multiples of strides, and along the axis of adjacent elements at multiples of its size.
+    adjacent = max((axis for axis, step in enumerate(strides) if step == 1), default=len(shape) - 1)
+    steps = (shape[adjacent], *strides[:adjacent], *strides[adjacent + 1 :])
     return all(isinstance(step, int) and step * dtype.itemsize % ALIGNMENT == 0 for step in steps)
 
 

@@ -16,7 +16,7 @@ from ingot.passes.manager import Lowered, run_pipeline
 
 BACKENDS = (Triton(), Reference(), Rowwise())
 # Ops without kernels on a GPU.
-NO_KERNELS = {"ingot.route", "ingot.sparse_mixer", "ingot.experts", "ingot.head_linear"}
+NO_KERNELS = {"ingot.route", "ingot.sparse_mixer", "ingot.experts"}
 FIRST = {TINY[name].family: name for name in reversed(TINY)}  # the first checkpoint of each family
 
 

@@ -1,27 +1,31 @@
-"""A model with latent attention, served: its caches hold a latent and a rotated key per token, and a GPU refuses it."""
+"""A model with latent attention, served: its caches hold a latent and a rotated key per token. A GPU has kernels."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_text import command_text
+from drawn import drawn
 from staged import LIMITS, pass_context, traced
 from tiny import TINY, compile_options
 
 from ingot import LLM, SamplingParams, bisect, compile_model
 from ingot.backends.cublas.emit import Cublas
-from ingot.backends.inductor.emit_cuda import InductorCuda
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
 from ingot.compile.buckets import bucket_classes
-from ingot.ir.errors import PassError
 from ingot.ir.machine.target import Target
-from ingot.ir.program import Stage
+from ingot.ir.program import VIEWS, Stage, target_name
+from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.manager import run_pipeline
+from ingot.passes.pipeline import PIPELINE
 
 NAME = "deepseek_v3-groups"
 ROW = TINY[NAME].config["kv_lora_rank"] + TINY[NAME].config["qk_rope_head_dim"]
+TINY_ONES = ("deepseek_v2-lite", "deepseek_v2-groups", NAME, "deepseek_v3-halves")
 pytestmark = pytest.mark.xdist_group("latents")
 
 
@@ -76,20 +80,37 @@ def test_nothing_is_blamed(made: Path) -> None:
     assert not bisect(made)
 
 
-@pytest.mark.parametrize("here", ["", "the GPU of this machine: none"])
-def test_a_gpu_refuses_it(here: str) -> None:
-    """By each backend with its reason, and what to do. Inductor too, on the machine of such a GPU and elsewhere."""
+# The sizes of DeepSeek-V2-Lite and of DeepSeek-V3, with few columns elsewhere.
+PUBLISHED = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "deterministic"), drawn(2, [*itertools.product(TINY_ONES, (6, 16, 128), (False, True))])
+)
+def test_a_gpu_has_kernels_for_each_call(name: str, heads: int, deterministic: bool) -> None:
+    """In steps of all sizes, over caches in the dtype of q and of eight bits. Layers have no experts here."""
+    config = {**TINY[name].config, "dtype": "bfloat16"}
+    config["first_k_dense_replace"] = config["num_hidden_layers"]
+    config |= {} if heads == 6 else {**PUBLISHED, "num_attention_heads": heads, "num_key_value_heads": heads}
     target = Target.named("sm_90")
-    backends = (Triton(), InductorCuda(missing=lambda _: here), Cublas(), Reference(asked=False), Rowwise(asked=False))
-    classes = bucket_classes(target, backends, LIMITS.max_tokens, LIMITS.max_batch, deterministic=False)
-    context = pass_context(target=target, backends=backends, bucket=None)
-    model = traced({**TINY[NAME].config, "dtype": "bfloat16"})
-    with pytest.raises(PassError, match=r"no backend computes ingot\.head_linear") as caught:
-        run_pipeline(model, context, classes, upto=Stage.LOWERED)
-    error = caught.value
-    assert "triton: no kernel for ingot.head_linear" in error.what
-    assert "inductor: on a GPU ingot.head_linear needs a kernel" in error.what
-    assert "reference: on a GPU it does not replace a missing kernel" in error.what
-    assert "backend='reference', which is slow, or for another target" in error.hint
-    asked = pass_context(target=target, backends=(Triton(), Reference()), bucket=None)
-    assert run_pipeline(model, asked, classes, upto=Stage.LOWERED).programs
+    backends = (Triton(), Cublas(), Reference(asked=False), Rowwise(asked=False))
+    classes = bucket_classes(target, backends, LIMITS.max_tokens, LIMITS.max_batch, deterministic=deterministic)
+    context = pass_context(target=target, backends=backends, deterministic=deterministic, bucket=None)
+    model = traced(config)
+    for kv_cache_dtype, per_token in (("auto", False), ("fp8", False), ("int8", True)):
+        changed = InsertPagedKV(kv_cache_dtype=kv_cache_dtype, per_token=per_token)
+        pipeline = tuple(
+            replace(phase, passes=tuple(changed if one.name == changed.name else one for one in phase.passes))
+            for phase in PIPELINE
+        )
+        for program in run_pipeline(model, context, classes, pipeline, upto=Stage.LOWERED).programs.values():
+            made = {
+                (target_name(node.target), node.meta["backend"])
+                for node in program.calls()
+                if node.target not in VIEWS and "backend" in node.meta
+            }
+            others = {one for one in made if one[1] != "triton"}
+            assert others <= ({("ingot.linear", "cublas")} if not deterministic else set())
+            assert {name for name, _ in made} >= {
+                f"ingot.{name}" for name in ("head_linear", "paged_attention", "kv_append", "rope", "concat")
+            }

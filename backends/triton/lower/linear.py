@@ -13,6 +13,7 @@ from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.backends.triton.lower.quant_linear import schedule_quant_linear
 from ingot.backends.triton.lower.refused import Refused
+from ingot.backends.triton.lower.rows import most_rows
 from ingot.backends.triton.lower.sizes import MOST_NORMED, padded_tokens
 from ingot.backends.triton.lower.weight import plain_weight, stored_weight
 from ingot.backends.triton.operands import loader_of
@@ -39,7 +40,7 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     Raises Refused if no kernel supports the matmul.
     """
     _check(linear)
-    most = _most_rows(linear, schedule)
+    most = most_rows(linear.rows, schedule)
     if linear.weight.format is not None:
         return schedule_quant_linear(linear, schedule, most)
     if schedule.bucket.batch_invariant:
@@ -74,18 +75,6 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
         return launch_blocks(linear, schedule, block_tiles(product, sums, schedule.sm), sums)
     tokens = max(16, padded_tokens(most))
     return launch_tile(linear, schedule, tokens, few_tiles(product, tokens, schedule.sm), sums.share)
-
-
-def _most_rows(linear: Linear, schedule: Schedule) -> int:
-    """Return an upper bound of the rows of x in a step.
-
-    It is a fixed number, or the most tokens of the bucket class (range of step sizes). Raises Refused if the number of
-    rows is a dim other than T, L and B.
-    """
-    rows = linear.rows
-    if isinstance(rows, str) and rows not in ("T", "L", "B"):
-        raise Refused(f"a matmul of '{rows}' rows; T, L and B are supported")
-    return rows if isinstance(rows, int) else schedule.bucket.tokens[1]
 
 
 def _check(linear: Linear) -> None:

@@ -8,7 +8,7 @@ import triton
 from ingot.backends.triton.launches import WARP, Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.schedule import Value
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import TensorType
 
 # The dtypes that kernels read and write; they compute in float32.
@@ -58,6 +58,17 @@ def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
     steps = [step if size == wanted else 0 for step, size, wanted in places]
     row = steps.pop(0) if len(steps) > 1 else 0
     return row, steps[0] if len(steps) == 2 else 0, steps[-1]
+
+
+def most_rows(rows: Expr, schedule: Schedule) -> int:
+    """Return an upper bound of the rows of a matmul in a step.
+
+    It is a fixed number, or the most tokens of the bucket class (range of step sizes). Raises Refused if the number of
+    rows is a dim other than T, L and B.
+    """
+    if isinstance(rows, str) and rows not in ("T", "L", "B"):
+        raise Refused(f"a matmul of '{rows}' rows; T, L and B are supported")
+    return rows if isinstance(rows, int) else schedule.bucket.tokens[1]
 
 
 def want_floats(call: Call, *names: str) -> None:

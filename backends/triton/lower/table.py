@@ -8,6 +8,7 @@ from ingot.backends.triton.lower import (
     elementwise,
     experts,
     gate,
+    head_linear,
     linear,
     logprobs,
     lora,
@@ -24,7 +25,7 @@ from ingot.backends.triton.lower import (
 from ingot.backends.triton.lower.call import Lowering
 
 _MODULES = (
-    *(attention, attention_step, elementwise, experts, gate, linear, logprobs, lora, norm),
+    *(attention, attention_step, elementwise, experts, gate, head_linear, linear, logprobs, lora, norm),
     *(penalties, pool, rope, route, sampling, sparsity, step, streams),
 )
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

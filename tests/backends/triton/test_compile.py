@@ -17,6 +17,8 @@ from ingot.ir.types import TensorType
         (("T", 4, 64), torch.bfloat16, (768, 64, 1), True),
         (("T", 2, 84), torch.float32, (246, 84, 1), False),  # after 78 columns of the same merged matmul
         ((4544,), torch.bfloat16, None, True),  # a gain
+        ((6, 512, 128), torch.bfloat16, (65536, 1, 512), True),  # matrices of heads, turned
+        ((6, 26, 128), torch.bfloat16, (3328, 1, 26), False),
         (("B",), torch.float32, None, False),  # numbers of a step lie one after the other in the host's inputs
         (("B", "P"), torch.int32, None, False),
     ],

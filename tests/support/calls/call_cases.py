@@ -127,6 +127,23 @@ def _linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return [OneCall(op, (draw(tokens, k), draw(n, k) * k**-0.5, draw(n) if n % 2 else None)) for tokens, n, k in shapes]
 
 
+# Tokens, heads, columns and depth of calls of head_linear. The last four have sizes of DeepSeek-V2-Lite.
+_HEAD_LINEAR = (
+    *((1, 3, 37, 24), (5, 6, 26, 10), (17, 4, 130, 96), (64, 3, 12, 1031), (131, 5, 70, 101)),
+    *((1, 16, 512, 128), (32, 16, 512, 128), (9, 16, 128, 512), (150, 16, 512, 128)),
+)
+
+
+def _head_linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Heads that are parts of a product, and matrices as they are stored or turned."""
+    calls: Calls = []
+    for number, (tokens, heads, n, k) in enumerate(_HEAD_LINEAR):
+        x = draw(tokens, heads, k + 8 * (number % 2))[..., :k]
+        weight = draw(heads, k, n).transpose(1, 2) if n > k else draw(heads, n, k)
+        calls.append(OneCall(op, (x, weight * k**-0.5)))
+    return calls
+
+
 # Formats that kernels read, with columns and depths of a weight.
 _STORED = (
     *(("int8", 37, 101), ("int8_tensor", 130, 2200), ("int8_g128", 257, 1280), ("int8_w8a8", 131, 896)),
@@ -353,6 +370,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(("mix", "concat", "match_rms", "gaussian_top_k"), _streams),
     "rms_norm": _head_norm,
     "linear": _linear,
+    "head_linear": _head_linear,
     "quant_linear": _quant_linear,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "experts": _experts,

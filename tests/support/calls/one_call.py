@@ -45,6 +45,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "match_rms": {"x": "T", "like": "T"},
     "gaussian_top_k": {"x": "T"},
     "linear": {"x": "T"},
+    "head_linear": {"x": "T"},
     "quant_linear": {"x": "T"},
     "experts": {"x": "T", "weights": "T", "chosen": "T"},
     "route": {"router_logits": "T"},
