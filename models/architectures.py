@@ -184,6 +184,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GemmaForCausalLM": Architecture("gemma", gemma.gemma, DECODER),
     "Glm4ForCausalLM": Architecture("glm4", glm.glm4, DECODER),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", glm.glm4_moe, DECODER, default=131_072),
+    "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", deepseek.glm4_moe_lite, DECODER, default=202_752),
     "GlmForCausalLM": Architecture("glm", glm.glm, DECODER),
     "GraniteForCausalLM": Architecture("granite", granite.granite, DECODER),
     "GraniteMoeForCausalLM": Architecture("granitemoe", granite.granitemoe, DECODER),

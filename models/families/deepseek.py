@@ -1,7 +1,10 @@
-"""Read the configs of DeepSeek-V2 and DeepSeek-V3: latent attention, and experts after some dense layers."""
+"""Read the configs of DeepSeek-V2 and DeepSeek-V3: latent attention, and experts after some dense layers.
+
+GLM-4.7-Flash is a DeepSeek-V3 whose layers with experts are listed. Kimi-K2 is one by name too.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
@@ -40,6 +43,19 @@ _V3 = {
     "moe_intermediate_size": 2048,
     "num_nextn_predict_layers": 1,
 }
+# By transformers' class Glm4MoeLiteConfig.
+_GLM = {
+    **_SIZES,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "q_lora_rank": 768,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.8,
+    "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4,
+    "num_nextn_predict_layers": 1,
+}
 _V2_CHOICES = {"greedy": "greedy", "group_limited_greedy": "group_limited_greedy"}
 
 
@@ -62,7 +78,7 @@ def deepseek_v2(config: ConfigReader) -> DecoderSpec:
         config.integer("n_shared_experts") * width, dense.activation, bias=bias, names=GatedNames("shared_experts")
     )
     sparse = ExpertsSpec(experts, width, router, dense.activation, shared=SharedSpec(part))
-    return _deepseek(config, dense, sparse, RotarySpec(interleaved=True))
+    return _deepseek(config, dense, sparse, RotarySpec(interleaved=True), read_norm(config))
 
 
 def deepseek_v3(config: ConfigReader) -> DecoderSpec:
@@ -71,12 +87,33 @@ def deepseek_v3(config: ConfigReader) -> DecoderSpec:
     Experts are chosen by sigmoid scores, with a bias for the choice alone and by groups. Layers for multi-token
     prediction follow the last layer, and Ingot does not use them.
     """
-    config = _filled(config, _V3)
+    return _third(_filled(config, _V3), read_norm(config))
+
+
+def glm4_moe_lite(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of GLM-4.7-Flash describes: DeepSeek-V3's, in which layers may be listed.
+
+    The list `mlp_layer_types` names the layers with experts. Without it, they are all layers but the first. Published
+    configs also have the field `first_k_dense_replace`, which may not say something else.
+    """
+    layers = count_layers(config)
+    types = config.listed("mlp_layer_types", layers, ("dense", "sparse"))
+    types = types or ("dense", *["sparse"] * (layers - 1))
+    dense = (*types, "sparse").index("sparse")
+    config.require("first_k_dense_replace", (dense,), dense)
+    without = {"q_lora_rank"} & config.fields.keys()  # null: q has no latent
+    missing = {name: value for name, value in _GLM.items() if name not in without}
+    return _third(_filled(config, missing), read_norm(config, 1e-5), types)
+
+
+def _third(config: ConfigReader, norm: NormSpec, types: Sequence[str] | None = None) -> DecoderSpec:
+    """Return the spec of a decoder as DeepSeek-V3. `types` are "dense" or "sparse" by layer, if they are listed."""
     config.require("scoring_func", ("sigmoid",), "sigmoid")
     config.require("topk_method", ("noaux_tc",), "noaux_tc")
     dense = read_gated(config)
     sparse = read_sigmoid_experts(config, "n_routed_experts", config.integer("n_shared_experts"), dense.activation)
-    return _deepseek(config, dense, sparse, RotarySpec(interleaved=config.flag("rope_interleave", True)))
+    rotary = RotarySpec(interleaved=config.flag("rope_interleave", True))
+    return _deepseek(config, dense, sparse, rotary, norm, types)
 
 
 def _filled(config: ConfigReader, missing: Mapping[str, Any]) -> ConfigReader:
@@ -85,13 +122,26 @@ def _filled(config: ConfigReader, missing: Mapping[str, Any]) -> ConfigReader:
     return config.within({**config.fields, **filled})
 
 
-def _deepseek(config: ConfigReader, dense: GatedSpec, sparse: ExpertsSpec, rotary: RotarySpec) -> DecoderSpec:
-    """Return the spec of a decoder whose first layers have the part `dense`, and the other layers the part `sparse`."""
+def _deepseek(
+    config: ConfigReader,
+    dense: GatedSpec,
+    sparse: ExpertsSpec,
+    rotary: RotarySpec,
+    norm: NormSpec,
+    types: Sequence[str] | None = None,
+) -> DecoderSpec:
+    """Return the spec of a decoder. Its layers have the part `dense` or `sparse`, as `types` lists them.
+
+    Without `types`, the first layers have the part `dense`.
+    """
     config.require("moe_layer_freq", (1,), 1)
-    layers, norm, first = count_layers(config), read_norm(config), config.count("first_k_dense_replace", 0)
+    layers = count_layers(config)
+    if types is None:
+        first = config.count("first_k_dense_replace", 0)
+        types = ["dense" if index < first else "sparse" for index in range(layers)]
     rope = config.rope(config.integer("qk_rope_head_dim"))
     attention = _read_attention(config, rope, rotary)
-    decoder = [pre_norm_layer(attention, dense if index < first else sparse, norm) for index in range(layers)]
+    decoder = [pre_norm_layer(attention, dense if kind == "dense" else sparse, norm) for kind in types]
     names = DecoderNames(unread=(*DecoderNames.unread, *_predicting(config, layers)))
     return read_decoder(config, decoder, norm, rope, names=names)
 

@@ -1,4 +1,5 @@
-"""DeepSeek-V2 and DeepSeek-V3: latent attention (transformers, modeling_deepseek_v2.py and modeling_deepseek_v3.py)."""
+"""DeepSeek-V2, DeepSeek-V3 and GLM-4.7-Flash: latent attention (transformers, modeling_deepseek_v2.py,
+modeling_deepseek_v3.py and modeling_glm4_moe_lite.py)."""
 
 import random
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from families.family import Config, Family
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec, LatentNames
 
-_V2, _V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
+_V2, _V3, _GLM = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
 _ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -38,7 +39,9 @@ def _attention(drawn: DrawnWeights, place: str, config: Config) -> None:
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
     hidden, width, bias = config["hidden_size"], config["moe_intermediate_size"], config.get("mlp_bias", False)
-    third = config["model_type"] == "deepseek_v3"
+    third, layers = config["model_type"] != "deepseek_v2", config["num_hidden_layers"]
+    first = config.get("first_k_dense_replace", {"deepseek_v2": 0, "glm4_moe_lite": 1}.get(config["model_type"], 3))
+    kinds = config.get("mlp_layer_types") or ["dense" if index < first else "sparse" for index in range(layers)]
     drawn = DrawnWeights(generator)
     drawn.matrix("model.embed_tokens", config["vocab_size"], hidden)
     for index in range(config["num_hidden_layers"]):
@@ -47,7 +50,7 @@ def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tens
         drawn.norm(f"{layer}.post_attention_layernorm", hidden)
         _attention(drawn, f"{layer}.self_attn", config)
         shared = width * config.get("n_shared_experts", 1 if third else 2)
-        if index < config.get("first_k_dense_replace", 3 if third else 0):
+        if kinds[index] == "dense":
             expert_weights.gated(drawn, f"{layer}.mlp", config["intermediate_size"], hidden, bias=bias)
         elif third:
             expert_weights.sigmoid_experts(drawn, f"{layer}.mlp", config["n_routed_experts"], width, hidden, shared)
@@ -101,6 +104,25 @@ def _random_v3(draw: random.Random) -> dict[str, Any]:
     return config | random_fields.flags(draw, "norm_topk_prob", "rope_interleave")
 
 
+def _by_deepseek_v3(
+    config: Config, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, max_seq_len: int
+) -> torch.nn.Module:
+    """Kimi-K2's published code is DeepSeek-V3's, and its README says so. Transformers knows the model by that type."""
+    from hf_model import hf_model
+
+    return hf_model({**config, "model_type": "deepseek_v3"}, tensors, dtype, max_seq_len)
+
+
+def _random_glm(draw: random.Random) -> dict[str, Any]:
+    """Transformers reads nothing of `first_k_dense_replace`, which the list of layers implies here."""
+    config = _random_v3(draw)
+    del config["first_k_dense_replace"]
+    if draw.random() < 0.7:
+        kinds = [draw.choice(("dense", "sparse")) for _ in range(config["num_hidden_layers"])]
+        config |= {"mlp_layer_types": kinds, "first_k_dense_replace": [*kinds, "sparse"].index("sparse")}
+    return config
+
+
 def _tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
     latent = {
         "num_key_value_heads": 6,
@@ -114,7 +136,7 @@ def _tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
         "n_routed_experts": 16,  # the default number of groups divides it
         "num_experts_per_tok": 3,
     }
-    return expert_weights.tiny(name, architecture, seed, **latent, **fields)
+    return expert_weights.tiny(name, architecture, seed, **{**latent, **fields})
 
 
 _YARN = {
@@ -231,6 +253,78 @@ FAMILIES = (
             ("deepseek_v3-groups", "topk_group", 5),
             ("deepseek_v3-groups", "rope_interleave", 1),
             ("deepseek_v3-groups", "num_nextn_predict_layers", -1),
+        ),
+    ),
+    Family(
+        "kimi_k2",
+        _V3,
+        tiny=(
+            _tiny(
+                "kimi_k2-yarn",
+                _V3,
+                0,
+                q_lora_rank=22,
+                rope_scaling={**_YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+                num_nextn_predict_layers=0,
+                n_shared_experts=1,
+                n_group=1,
+                topk_group=1,
+                routed_scaling_factor=2.827,
+            ),
+        ),
+        weights=_weights,
+        restored=expert_weights.stacked(),
+        random=_random_v3,
+        cut={**_CUT, "n_routed_experts": 8},
+        optional=_OPTIONAL | {"norm_topk_prob", "rope_interleave"},
+        bad=_bad("kimi_k2-yarn"),
+        oracle=_by_deepseek_v3,
+    ),
+    Family(
+        "glm4_moe_lite",
+        _GLM,
+        tiny=(
+            _tiny(
+                "glm4_moe_lite-listed",
+                _GLM,
+                0,
+                q_lora_rank=22,
+                first_k_dense_replace=2,
+                mlp_layer_types=["dense", "dense", "sparse"],
+                rope_scaling=_YARN,
+                n_group=4,
+                topk_group=2,
+                routed_scaling_factor=1.7,
+                n_shared_experts=2,
+            ),
+            _tiny(
+                "glm4_moe_lite-mixed",
+                _GLM,
+                1,
+                q_lora_rank=None,
+                first_k_dense_replace=...,
+                mlp_layer_types=["sparse", "dense", "sparse"],
+                rope_interleave=False,
+                norm_topk_prob=False,
+                routed_scaling_factor=0.6,
+                attention_bias=True,
+                tie_word_embeddings=True,
+            ),
+        ),
+        weights=_weights,
+        restored=expert_weights.stacked(),
+        random=_random_glm,
+        cut={**_CUT, "n_routed_experts": 8, "mlp_layer_types": ["sparse"]},
+        optional=frozenset(
+            {"mlp_layer_types", "first_k_dense_replace", "norm_topk_prob", "rope_interleave", "n_shared_experts"}
+            | {"n_group", "topk_group"}
+        ),
+        bad=(
+            *_bad("glm4_moe_lite-listed"),
+            ("glm4_moe_lite-listed", "first_k_dense_replace", 1),
+            ("glm4_moe_lite-listed", "mlp_layer_types", ["dense", "sparse"]),
+            ("glm4_moe_lite-listed", "mlp_layer_types", ["dense", "mlp", "sparse"]),
+            ("glm4_moe_lite-listed", "n_group", 3),
         ),
     ),
 )
