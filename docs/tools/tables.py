@@ -188,7 +188,9 @@ _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "deepseek_v3": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "topk_group": 1},
     "glm4_moe_lite": {
-        **{"num_key_value_heads": 4, "qk_rope_head_dim": 16, "topk_group": 1},
+        "num_key_value_heads": 4,
+        "qk_rope_head_dim": 16,
+        "topk_group": 1,
         "mlp_layer_types": ["sparse"] * _LAYERS,
     },
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},

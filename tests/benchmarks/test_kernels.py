@@ -171,6 +171,54 @@ def test_wrong_attention_is_no_figure(on_cpu: Script, wrong: None, monkeypatch: 
         attention.flashinfers(attention.Steps(replace(problem, append=False), attention.Mix((40,)), pool))
 
 
+def test_what_attention_over_latents_has_to_do(script: Script) -> None:
+    """576 numbers of a row are read once for all heads, and 512 of them are values."""
+    latents = script("latents")
+    for (groups, group), itemsize, cache_dtype in (((1, 16), 2, "auto"), ((4, 32), 1, "f8e4m3")):
+        problem = latents.problem_of((groups, group), 3, cache_dtype)
+        call = latents.attention_call(problem, "3 x 100", (100,) * 3)
+        assert call.bytes == 300 * 576 * itemsize
+        assert call.flop == 300 * groups * group * 2 * (576 + 512)
+    assert [latents.class_of(tokens) for tokens in (1, 2, 17, 64, 65)] == [
+        (1, 1),
+        (2, 16),
+        (17, 32),
+        (33, 64),
+        (65, 8192),
+    ]
+    assert len({case.call.name for case in latents.cases()}) == len(list(latents.cases())) == 24
+
+
+@interpreted
+def test_attention_over_latents(on_cpu: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = on_cpu("latents")
+    for name, size in (("LATENT", 16), ("ROTATED", 8)):
+        monkeypatch.setattr(latents, name, size)
+    problem = replace(latents.problem_of((2, 2), 2, "auto"), dtype="f32")
+    assert latents.measure_attention(MACHINE, problem, (20, 1), Pool()) == {"triton": [1e-3 / 2] * 11}
+
+
+@interpreted
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_matmuls_of_heads(on_cpu: Script, tokens: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = on_cpu("latents")
+    monkeypatch.setattr(latents, "TRAFFIC", 1 << 10)
+    case = latents.Case(2, 24, 40, tokens, turned, "f32")
+    assert latents.measure_matmul(MACHINE, case) == dict.fromkeys(("triton", "cublas"), [1e-3 / 4] * 11)
+
+
+@interpreted
+def test_wrong_kernels_of_latents_are_no_figure(on_cpu: Script, wrong: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = on_cpu("latents")
+    monkeypatch.setattr(latents, "TRAFFIC", 1 << 10)
+    problem = replace(latents.problem_of((1, 2), 1, "auto"), dtype="f32")
+    with pytest.raises(RuntimeError, match="the result is wrong by"):
+        latents.measure_attention(MACHINE, problem, (40,), Pool())
+    with pytest.raises(RuntimeError, match="the result is wrong by"):
+        latents.measure_matmul(MACHINE, latents.Case(2, 24, 40, 3, True, "f32"))
+
+
 @pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
 def test_products_are_those_of_the_checkpoint(script: Script, shape: str) -> None:
     linear, checkpoints = script("linear"), script("random_checkpoint")
