@@ -1,4 +1,4 @@
-"""Models with latent attention on a GPU by its kernels: without experts, in steps of all bucket classes, with graphs."""
+"""Models with latent attention on a GPU by its kernels: without experts, in steps of all sizes, with graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.ir.numerics.tolerances import compare
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_latents")]
 LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 512, "max_seq_len": 160, "jobs": 4}
 CHUNKS = (None, 15, 5, 1)  # tokens of a sequence in a step
-# Sums of another order in float32 through a handful of layers, in units of what one op may differ by (test_families.py).
+# Sums of another order in float32 through a few layers, in units of what one op may differ by (test_families.py).
 FACTOR = 32.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 # What a row of DeepSeek's caches holds, in a model that is small elsewhere.
@@ -63,7 +63,7 @@ def test_logits_and_tokens_in_float32(name: str, deterministic: bool, tmp_path: 
 def test_logits_of_published_heads_in_bfloat16(heads: int, tmp_path: Path) -> None:
     """As near to float32 as the references in bfloat16."""
     name = "deepseek_v3-groups"
-    sizes = {**PUBLISHED, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": ...}
+    sizes = {**PUBLISHED, "num_attention_heads": heads, "num_key_value_heads": heads}
     checkpoint = dense(name, tmp_path / "m", **sizes)
     logits = []
     for dtype in ("float32", "bfloat16"):
