@@ -17,6 +17,7 @@ from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.choose_layouts import ChooseLayouts
 from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
+from ingot.passes.expand_latents import ExpandLatents
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.fuse_append_attention import FuseAppendAttention
@@ -61,7 +62,7 @@ PIPELINE = (
     Phase(
         Stage.FUSED,
         # Choose layouts before the passes that make a linear's rows differ between classes.
-        (SplitAddRMSNorm(), ChooseLayouts(), SelectRowsEarly(), FuseAppendAttention()),
+        (SplitAddRMSNorm(), ChooseLayouts(), ExpandLatents(), SelectRowsEarly(), FuseAppendAttention()),
         by_bucket=True,
     ),
     Phase(Stage.LOWERED, (ChooseBackends(), FormRegions(), NarrowLogits(), EmitExecutables())),
@@ -90,6 +91,7 @@ OPTIONAL = frozenset(
         "fuse-append-attention",
         "split-add-rms-norm",
         "choose-layouts",
+        "expand-latents",
         "select-rows-early",
         "form-regions",
         "narrow-logits",

@@ -34,6 +34,7 @@ from ingot.ir.ops.sparsity import gaussian_top_k
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
 from ingot.ir.ops.step_attention import step_attention
+from ingot.ir.ops.step_latent_attention import step_latent_attention
 from ingot.ir.ops.streams import concat, match_rms, mix
 from ingot.ir.ops.tree import accept_tree, move_slots, tree_ancestors, tree_positions
 
@@ -96,6 +97,7 @@ __all__ = [
     "state_move",
     "state_zero",
     "step_attention",
+    "step_latent_attention",
     "take_block",
     "take_drafts",
     "take_part",

@@ -69,7 +69,7 @@ def _part_of_pages(
     return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks, scales)
 
 
-def _fake(*args: Any, **kwargs: Any) -> Part:
+def _fake(*args: Any, cached: bool = False, **kwargs: Any) -> Part:
     q = args[0]
     return paged_attention.fake(*args, **kwargs), torch.empty(q.shape[:2], dtype=wide(q[:0]).dtype, device=q.device)
 
@@ -82,14 +82,17 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     """Return sample calls for tests: the calls of `paged_attention`, and one with parts of 2 and of 0 positions."""
     q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
     shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
-    return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
+    samples = [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
+    before = {"mask": "bidirectional", "cached": True}
+    return [*samples, Sample(paged_samples(g, dtype)[0].args, {"scale": 0.35, **before})]
 
 
 def _rowwise(*args: Any, **kwargs: Any) -> Part:
     call = partial_attention.bind(args, kwargs)
     form = _form(call)
     out, lse = _empty(call["q"], form)
-    mask, kv_lens = Mask.named(call["mask"]), call["kv_lens"].tolist()
+    mask, kv_lens = Mask.named(call["mask"]), call["kv_lens"]
+    kv_lens = (kv_lens - call["q_lens"] if call["cached"] else kv_lens).tolist()
     options = {name: call[name] for name in ("sinks", "scale", "soft_cap")} | {"scales": CacheScales.of(call)}
     for b, (start, count) in enumerate(zip(call["q_starts"].tolist(), call["q_lens"].tolist(), strict=True)):
         for i in range(count):
@@ -119,7 +122,12 @@ def _costliest(*args: Any, **kwargs: Any) -> Part:
     return out, lse
 
 
-def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
+def _flops(*args: Any, cached: bool = False, **kwargs: Any) -> float:
+    assert callable(paged_attention.flops)
+    return float(paged_attention.flops(*args, **kwargs))
+
+
+def _traffic(q: torch.Tensor, *args: Any, cached: bool = False, **kwargs: Any) -> float:
     """Return the bytes that a call reads and writes.
 
     They are the bytes of `paged_attention`, and the log-sum-exps in float32.
@@ -142,7 +150,7 @@ def _merge_placement(call: Call) -> Fit:
     rows=("q",),
     rowwise=_rowwise,
     fake=_fake,
-    flops=paged_attention.flops,
+    flops=_flops,
     traffic=_traffic,
     costliest=_costliest,
     fusible=False,
@@ -167,12 +175,14 @@ def partial_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     per_token: bool = False,
+    cached: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of each sequence's positions.
 
     The op `merge_attention` merges two such parts. The part of sequence b is `kv_lens[b]` positions in the pages
-    `page_table[b]`. The other arguments are explained at `paged_attention`. Pass `sinks` to one of the two parts only.
-    A token that sees nothing gets attention 0 and log-sum-exp -inf.
+    `page_table[b]`; with `cached`, those without the last `q_lens[b]`, which are the step's own tokens. The other
+    arguments are explained at `paged_attention`. Pass `sinks` to one of the two parts only. A token that sees nothing
+    gets attention 0 and log-sum-exp -inf.
 
     With the mask "bidirectional", the part may be any positions that all tokens see. With masks that depend on
     distances, such as "causal", it must be the end of the sequence. It may be shorter than the step's tokens of the
@@ -181,6 +191,7 @@ def partial_attention(
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
     out, lse = _empty(q, form)
     by, scales = Mask.named(mask), CacheScales(k_scale, v_scale, per_token)
+    kv_lens = kv_lens - q_lens if cached else kv_lens
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)

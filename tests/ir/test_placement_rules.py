@@ -194,6 +194,7 @@ WAYS: dict[str, set[str]] = {
         "q:shard1 k:shard1 v:shard1 slopes:shard0",
         "q:shard1 k:shard1 v:shard1 sinks:shard0 slopes:shard0",
     },
+    "step_latent_attention": {"q:shard1 q_rotated:shard1 k:shard1 v:shard1 before:shard1 before_lse:shard1"},
     "soft_cap": {"x:shard0", "x:shard1"},
 }
 EXTRA: dict[str, list[Sample]] = {

@@ -162,7 +162,7 @@ def test_every_op_says_where_it_may_stand() -> None:
     over_states |= {"qk_norm_rope_append"}
     drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows", "take_block", "fill_block"}
     tree = {"tree_ancestors", "tree_positions", "accept_tree", "move_slots"}
-    steps = {"feed", "page_slots", "sample", "top_logprobs", "step_attention", "pool"}
+    steps = {"feed", "page_slots", "sample", "top_logprobs", "step_attention", "step_latent_attention", "pool"}
     steps |= {"lora_shrink", "lora_expand"}
     assert named["cached"] == {*over_states, *movers, *drafts, *tree, *steps}
 

@@ -60,8 +60,10 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         per_token: bool = False,
+        cached: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
+        kv_lens = kv_lens - q_lens if cached else kv_lens
         form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
         # In the kernel, a token sees one range of positions. With `ancestors` (a tree mask), that range has gaps.

@@ -5,7 +5,12 @@ bucket classes, one kernel serves all steps.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import torch
+
+from ingot.backends.triton.kernels.cached_lens import cached_lens
+from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.attention_decode import schedule_decode, schedule_single
 from ingot.backends.triton.lower.attention_invariant import schedule_invariant
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
@@ -14,6 +19,8 @@ from ingot.backends.triton.lower.attention_shapes import attention_of, mask_of, 
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
+
+_LENS = 128  # sequences of a program that counts cached positions
 
 
 def _decodes(bucket: BucketClass) -> bool:
@@ -49,6 +56,22 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return (out,) if lse is None else (out, lse)
 
 
+def _partial_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    """Lower attention over a part of the positions. `cached` are those before the step's own tokens."""
+    if not call.attributes.get("cached", False):
+        return _paged_attention(call, schedule)
+    sequences = call.value("kv_lens").type.shape[0]
+    lens = schedule.scratch(torch.int32, (sequences,))
+    schedule.launch(
+        cached_lens,
+        (cdiv(sequences, _LENS),),
+        {"kv_lens": call.value("kv_lens"), "q_lens": call.value("q_lens"), "out": lens, "sequences": sequences},
+        {"BLOCK": _LENS, "DEPENDENT": schedule.dependent},
+        dependent=schedule.dependent,
+    )
+    return _paged_attention(replace(call, values={**call.values, "kv_lens": lens}), schedule)
+
+
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most = schedule.bucket.tokens[1]
     call.want(
@@ -68,5 +91,5 @@ def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 LOWERINGS: Mapping[str, Lowering] = {
     "append_attention": _append_attention,
     "paged_attention": _paged_attention,
-    "partial_attention": _paged_attention,
+    "partial_attention": _partial_attention,
 }

@@ -70,6 +70,7 @@ WHOLE = (
     "paged_attention",
     "partial_attention",
     "step_attention",
+    "step_latent_attention",
     "pool",
     "kv_append",
     "qk_norm_rope_append",

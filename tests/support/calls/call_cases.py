@@ -272,6 +272,9 @@ def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
             case "paged_attention" | "partial_attention":
                 filled = OPS["kv_append"].reference(kv, step.k, step.v, step.slots)
                 calls.append(OneCall(op, (step.q, filled, *step.lens), scale))
+                if op == "partial_attention" and number % 3 == 0:
+                    before = {**scale, "mask": "bidirectional", "cached": True}
+                    calls.append(OneCall(op, (step.q, filled, *step.lens), before))
             case "qk_norm_rope_append":
                 calls.append(OneCall(op, (kv, *qkv, step.positions, table, step.slots, *gains), normed))
             case "kv_append":
@@ -296,6 +299,22 @@ def _step_attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
         k, v = (part.view(tokens, heads.kv, heads.dim) for part in kv.chunk(2, 1))
         options: dict[str, Any] = {"scale": heads.dim**-0.5, "mask": ("bidirectional", "window_21")[number % 2]}
         calls.append(OneCall(op, (draw(tokens, heads.q, heads.dim), k, v, starts, lens), options))
+    return calls
+
+
+def _step_latent_attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Heads of odd sizes and of DeepSeek's, that are parts of products; sequences without and with a part before."""
+    calls: Calls = []
+    for number, (heads, n, r, v) in enumerate(((3, 24, 8, 40), (2, 128, 64, 128), (1, 192, 64, 256))):
+        lens = ints(*((1, 40, 0, 33), (70, 3), (131,))[number])
+        starts = (lens.cumsum(0) - lens + 1).int()
+        tokens = int(starts[-1] + lens[-1]) + number
+        q, latents = draw(tokens, heads, n + r), draw(tokens, 1, 16 + r)
+        k, values = draw(tokens, heads * n).view(tokens, heads, n), draw(tokens, heads * v).view(tokens, heads, v)
+        before, lse = draw(tokens, heads, v), torch.randn(tokens, heads, generator=g) * 3
+        before[tokens // 2 :], lse[tokens // 2 :] = 0, float("-inf")
+        args = (q[..., :n], q[..., n:], k, latents[..., 16:], values, starts, lens, before, lse)
+        calls.append(OneCall(op, args, {"scale": (n + r) ** -0.5}))
     return calls
 
 
@@ -378,6 +397,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "step_attention": _step_attention,
+    "step_latent_attention": _step_latent_attention,
     "pool": _pool,
     "feed": _feed,
     "page_slots": _page_slots,

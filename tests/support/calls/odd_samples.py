@@ -125,6 +125,16 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 {"scale": 0.5, "layer": 2},
             )
         ],
+        "step_latent_attention": [
+            Sample(
+                (
+                    *(heads[:, :3, :7], heads[:, :3, 7:11], heads[:, 2:, :7], heads[:, 3:4, 9:13], heads[:, 2:, 4:17]),
+                    *(ints(1, 4, 9), ints(3, 5, 0), rand(11, 3, 13)),
+                    torch.randn(11, 3, generator=g).to(torch.promote_types(dtype, F32)),
+                ),
+                {"scale": 0.5},
+            )
+        ],
         "kv_append": [
             Sample((cache, rand(4, 2, 5), v, torch.tensor([20, -1, 0, 7])))
             for cache, v in (

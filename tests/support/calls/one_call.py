@@ -30,6 +30,11 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "paged_attention": {"q": "T", "ancestors": "T", **_LENS},
     "partial_attention": {"q": "T", **_LENS},
     "pool": {"x": "T", "q_starts": "B", "q_lens": "B", "dimensions": "B", "normalize": "B"},
+    "step_latent_attention": {
+        **dict.fromkeys(("q", "q_rotated", "k", "k_rotated", "v", "before", "before_lse"), "T"),
+        "q_starts": "B",
+        "q_lens": "B",
+    },
     "step_attention": {"q": "T", "k": "T", "v": "T", "q_starts": "B", "q_lens": "B"},
     "qk_norm_rope_append": _QUERIES,
     "kv_append": {"k": "T", "v": "T", "slots": "T"},
