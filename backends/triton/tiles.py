@@ -8,23 +8,34 @@ from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts_tiles import RowTiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 
 # The sizes of Triton's tiles are powers of two, and so is the number of warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
-_POWERS = _TILES | {"warps"}
+_POWERS = _TILES | {"warps", "rows"}
 _MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
 # The least size of an axis of an operand of `tl.dot`.
 _LEAST_TILE = 16
 # A block has at most 1024 threads (CUDA C++ programming guide, technical specifications). A tile of more elements would
 # not fit into its registers and takes Triton minutes to compile.
-_MOST = {"warps": 32, "block_n": 1 << 12, "block_k": 1 << 14, "keys": 1 << 10, "splits": 64, "stages": 16}
+_MOST = {
+    "warps": 32,
+    "block_n": 1 << 12,
+    "block_k": 1 << 14,
+    "keys": 1 << 10,
+    "splits": 64,
+    "stages": 16,
+    "rows": 64,
+    "held": 64,
+}
 _MOST_ELEMENTS = 1 << 17
 # What the entries of the tuning log describe, by kernel, and in words.
 _Problem = type[DecodeProblem] | type[ExpertsProblem] | type[LinearProblem]
 _PROBLEMS: Mapping[str, tuple[_Problem, str]] = {
     LINEAR: (LinearProblem, "a matmul"),
+    QUANT_MATVEC: (LinearProblem, "a matmul"),
     EXPERTS: (ExpertsProblem, "a matmul of experts"),
     DECODE_ATTENTION: (DecodeProblem, "decode attention"),
 }
@@ -75,7 +86,7 @@ def _kind(choice: Choice) -> type:
         raise _refused(
             choice, f"does not describe {what}: {error}", f"{names}, as an artifact's log has them"
         ) from None
-    return found.tiles_kind
+    return QuantMatvecTiles if choice.kernel == QUANT_MATVEC else found.tiles_kind
 
 
 def _refused(choice: Choice, what: str, expected: str) -> OptionError:

@@ -28,6 +28,7 @@ from ingot.backends.triton.lower.linear import schedule_linear
 from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles
 from ingot.backends.triton.lower.sizes import padded_tokens
 from ingot.backends.triton.lower.weight import stored_weight
 from ingot.backends.triton.schedule import Schedule, Value
@@ -44,6 +45,7 @@ TOKENS = "1,8,16,32,64,512,2048"
 # The tensors of a call: x, the parts of the weight or None for absent ones, the norm's weight, the residual.
 Inputs = list[Any]
 _BF16 = torch.bfloat16
+_Tiles = Tiles | QuantMatvecTiles
 _PARTS = {part: 1 + place for place, part in enumerate(PARTS)}  # places among the inputs
 _GAIN, _RESIDUAL = len(PARTS) + 1, len(PARTS) + 2
 
@@ -80,7 +82,7 @@ def cases(decoder: Decoder, formats: Sequence[str], tokens: Sequence[int]) -> It
                 yield Case(part, step, find_format(name), problem)
 
 
-def launcher(machine: Machine, case: Case, tiles: Tiles | None = None) -> Launcher:
+def launcher(machine: Machine, case: Case, tiles: _Tiles | None = None) -> Launcher:
     """Return a function that launches a matmul on given inputs, with these tile sizes or those of a compile."""
     problem, few = case.problem, case.tokens <= GPU_FEW_TOKENS
     padded = padded_tokens(case.tokens)
@@ -98,8 +100,9 @@ def launcher(machine: Machine, case: Case, tiles: Tiles | None = None) -> Launch
         residual=Value(TensorType(_BF16, ("T", problem.columns)), input=_RESIDUAL) if problem.residual else None,
     )
     if tiles is not None:
-        fields = linear.problem(max(16, padded)).fields()
-        choice = Choice(kernel=LINEAR, problem=fields, tiles=asdict(tiles), source="measured")
+        one = isinstance(tiles, QuantMatvecTiles)
+        fields = linear.problem(1 if one else max(16, padded)).fields()
+        choice = Choice(kernel=QUANT_MATVEC if one else LINEAR, problem=fields, tiles=asdict(tiles), source="measured")
         schedule.given = {choice.key: choice}
     return Launcher(schedule, schedule_linear(linear, schedule), {"T": case.tokens})
 
@@ -145,7 +148,7 @@ def expected(case: Case, inputs: Inputs) -> torch.Tensor:
     return result + residual.float() if problem.residual else result
 
 
-def ours(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch.Tensor, tiles: Tiles | None) -> Recorded:
+def ours(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch.Tensor, tiles: _Tiles | None) -> Recorded:
     """Capture a CUDA graph of calls of Ingot's kernels. Raises RuntimeError for results other than `wanted`."""
     call = launcher(machine, case, tiles)
     call(inputs[-1])
@@ -166,15 +169,27 @@ def cublas(case: Case) -> Recorded:
     return check(Recorded(captured(launches), len(launches), (x, out)), out, x.float() @ weights[-1].float().T)
 
 
-def best_tiles(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch.Tensor) -> Tiles:
-    """Time a matmul with several tile sizes. Print and return the fastest."""
-    base = Tiles(**launcher(machine, case).schedule.choices[0].tiles)
-    tried: dict[Tiles, float] = {}
+def candidates(machine: Machine, case: Case) -> tuple[_Tiles, list[_Tiles]]:
+    """Return the tile sizes of a compile, and those to search."""
+    (choice,) = launcher(machine, case).schedule.choices
+    if choice.kernel == QUANT_MATVEC:
+        one = QuantMatvecTiles(**choice.tiles)
+        thread = one.block_k // one.warps
+        sizes = itertools.product((4, 8, 16, 32), (2, 4, 8), (4, 8, 16))
+        return one, [QuantMatvecTiles(rows, thread * warps, warps, held) for rows, warps, held in sizes]
+    base, found = Tiles(**choice.tiles), []
     for rows, splits, stages, many in itertools.product((64, 128), (1, 2, 4, 6, 8), (3, 4, 6, 8), (1, 2)):
         programs = -(-case.problem.columns // rows) * splits
-        if splits > 1 and not 0.7 * machine.cores <= programs <= 8 * machine.cores:
-            continue
-        tiles = replace(base, block_n=rows, splits=splits, stages=stages, block_k=base.block_k * many)
+        if splits == 1 or 0.7 * machine.cores <= programs <= 8 * machine.cores:
+            found.append(replace(base, block_n=rows, splits=splits, stages=stages, block_k=base.block_k * many))
+    return base, found
+
+
+def best_tiles(machine: Machine, case: Case, inputs: list[Inputs], wanted: torch.Tensor) -> _Tiles:
+    """Time a matmul with several tile sizes. Print and return the fastest."""
+    base, searched = candidates(machine, case)
+    tried: dict[_Tiles, float] = {}
+    for tiles in searched:
         try:
             tried[tiles] = min(take_turns({"triton": ours(machine, case, inputs, wanted, tiles)}, rounds=3)["triton"])
         except (triton.runtime.errors.OutOfResources, RuntimeError) as error:

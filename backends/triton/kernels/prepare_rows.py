@@ -5,11 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear_parts import scaled
-
-# The smallest normal float32: a group of zeros has no scale.
-_LEAST = tl.constexpr(2.0**-126)
-# 1.5 * 2**23: adding and subtracting it rounds to an integer, ties to even.
-_WHOLE = tl.constexpr(12582912.0)
+from ingot.backends.triton.kernels.rounding import magnitude, nearest, scale_of
 
 
 @triton.jit
@@ -58,19 +54,16 @@ def prepare_rows(
         value = value.to(x.dtype.element_ty).to(tl.float32)
     if ROUNDED.element != "none":
         if ROUNDED.stored:
-            value = _nearest(tl.div_rn(value, scale + value * 0.0), ROUNDED)
+            value = nearest(tl.div_rn(value, scale + value * 0.0), ROUNDED)
         else:
             COLUMNS: tl.constexpr = ROUNDED.columns if ROUNDED.columns > 0 else BLOCK
             GROUPS: tl.constexpr = BLOCK // COLUMNS
             groups = tl.reshape(value, (GROUPS, COLUMNS))
-            most = tl.max(tl.where(groups == groups, tl.abs(groups), 0.0), 1)
-            if ROUNDED.bound > 0:
-                most = tl.minimum(most, ROUNDED.bound)
-            scale = tl.maximum(tl.div_rn(most, tl.full((GROUPS,), ROUNDED.high, tl.float32)), _LEAST)
+            scale = scale_of(magnitude(groups, 1), ROUNDED)
             # A group with a NaN is NaN.
             scale += tl.sum(tl.where(groups == groups, 0.0, groups), 1)
             groups = tl.div_rn(groups, tl.broadcast_to(scale[:, None], (GROUPS, COLUMNS)))
-            value = tl.reshape(_nearest(groups, ROUNDED), (BLOCK,))
+            value = tl.reshape(nearest(groups, ROUNDED), (BLOCK,))
             ALL: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
             nth = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
             tl.store(scales + nth * (TOKENS if TOKENS > 0 else rows) + row, scale, mask=nth < ALL)
@@ -78,14 +71,3 @@ def prepare_rows(
     if CHUNK > 0:
         place = column // CHUNK * CHUNK + column % 4 * (CHUNK // 4) + column % CHUNK // 4
     tl.store(result + row * WIDTH + place, value.to(result.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _nearest(value, ROUNDED: tl.constexpr):
-    """Return the numbers of the element type that are nearest to `value`, as float32. NaN stays NaN in f8e4m3."""
-    value = tl.where(value > ROUNDED.high, ROUNDED.high, tl.where(value < -ROUNDED.high, -ROUNDED.high, value))
-    if ROUNDED.element == "f8e4m3":
-        return value.to(tl.float8e4nv).to(tl.float32)
-    else:
-        tl.static_assert(ROUNDED.element == "i8")
-        return tl.where(value == value, (value + _WHOLE) - _WHOLE, 0.0)

@@ -18,6 +18,7 @@ from ingot.backends.triton.lower.linear_choice import share_of
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import Tiles
 from ingot.backends.triton.lower.quant_form import StoredForm, form_of
+from ingot.backends.triton.lower.quant_matvec import launch_matvec, takes_one_token
 from ingot.backends.triton.lower.quant_tiles import many_tiles, quant_tiles
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import PER_WARP
@@ -48,6 +49,8 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
     if schedule.bucket.batch_invariant:
         raise Refused("no batch-invariant kernel for a quantized weight")
     form = form_of(linear, schedule.sm)
+    if most == 1 and takes_one_token(linear, form):
+        return launch_matvec(linear, form, schedule)
     if most > GPU_FEW_TOKENS:
         return _many(linear, form, schedule)
     tokens = max(LEAST, padded_tokens(most))

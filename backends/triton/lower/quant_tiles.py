@@ -1,10 +1,13 @@
 """Tile sizes of matmuls with quantized weights. They are estimates, except where a comment says what was measured."""
 
+from dataclasses import dataclass
+
 import torch
 
 from ingot.backends.triton.lower.linear_tiles import Product, Tiles
 from ingot.backends.triton.lower.quant_form import StoredForm
 from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.sizes import power_of_two
 
 # Rows of a tile: those of one tensor-core instruction of Hopper. float32 uses no tensor cores, and more registers.
 _ROWS = 64
@@ -19,6 +22,41 @@ _MOST_STAGES = 8
 _MANY_STAGES = 4
 # Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
 _LINES = 4
+
+# The kernel for one token in the tuning log.
+QUANT_MATVEC = "quant_matvec"
+# The kernel for one token: warps, rows of a block in registers before they are needed, and the fewest and most rows of
+# the weight that a program multiplies, each with a sum in a register.
+_MATVEC_WARPS = 4
+_MATVEC_HELD = 8
+_MATVEC_LEAST = 4
+_MATVEC_MOST = 32
+
+
+@dataclass(frozen=True)
+class QuantMatvecTiles:
+    """The tile sizes and launch parameters of the matmul kernel for one token and a quantized weight (`quant_matvec`).
+
+    A program computes `rows` results, from blocks of `block_k` columns of the weight. Of `held` rows, a block is in
+    registers before it is needed.
+    """
+
+    rows: int
+    block_k: int
+    warps: int
+    held: int
+
+
+def matvec_tiles(product: Product, chunk: int, cores: int) -> QuantMatvecTiles:
+    """Return the tile sizes of a matmul with one row of x, on a device with `cores` multiprocessors.
+
+    `chunk` is the number of columns that a thread multiplies at once. Each program prepares x for itself, so it has as
+    many rows of the weight as leave two programs for each multiprocessor.
+    """
+    block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
+    most = _MATVEC_MOST // (2 if product.gated else 1)
+    rows = min(most, max(_MATVEC_LEAST, power_of_two(max(1, product.columns // (2 * cores)))))
+    return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows))
 
 
 def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm: int) -> Tiles:

@@ -34,9 +34,12 @@ def drawn(
     return x, parts
 
 
-def check(name: str, rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = False) -> None:
+def check(
+    name: str, rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = False, x: torch.Tensor | None = None
+) -> None:
     format = find_format(name)
-    x, parts = drawn(format, rows, n, k, dtype)
+    random, parts = drawn(format, rows, n, k, dtype)
+    x = random if x is None else x
     weight, scales, zeros, *others = (parts.get(part) for part in PARTS)
     added = torch.linspace(-1, 1, n).to(dtype) if bias else None
     args: list[Any] = [x, weight, scales, zeros, added, *others]
@@ -81,3 +84,43 @@ def test_four_bits(name: str, dtype: torch.dtype) -> None:
 )
 def test_odd_shapes(name: str, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
     check(name, rows, n, k, dtype, bias=rows % 2 == 0)
+
+
+# One token has a kernel of its own. Several blocks of columns, the last one not whole, and rows that are no multiple of
+# those of a program.
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize(
+    ("name", "n", "k"),
+    some(
+        5,
+        [
+            *((name, 37, 544) for name in ("int8", "int8_w8a8", "fp8", "f8e4m3/*x*:f32/x=f8e4m3:static")),
+            *((name, 70, 640) for name in (*WEIGHT_ONLY, *FOUR_BITS, *ROUNDED)),
+            *((name, 5, 4096 + 384) for name in ("int4_g128", "int4_g128_asym", "int8_g128", "fp8_block128")),
+            *((name, 130, 256) for name in ("f8e4m3/128x128:f32", "f8e4m3/32x64:f32", "i8/48x64:f32")),
+        ],
+    ),
+)
+def test_one_token(name: str, n: int, k: int, dtype: torch.dtype) -> None:
+    check(name, 1, n, k, dtype, bias=True)
+
+
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize("name", ["int4_g128_asym", "int8"])
+def test_one_token_of_large_small_and_no_numbers(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(1, 640, generator=torch.Generator().manual_seed(3))
+    x[0, 5], x[0, 300] = 3000.0, -500.0  # among small ones
+    x[0, 64:128], x[0, 128:160], x[0, 200] = 0.0, 1e-30, 1e-38
+    check(name, 1, 37, 640, dtype, x=x.to(dtype))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["int4_g128", "int8", "fp8_per_channel_per_token", "int8_w8a8"])
+def test_one_token_with_numbers_that_are_not_finite(name: str, bad: float) -> None:
+    format = find_format(name)
+    x, parts = drawn(format, 1, 8, 256, torch.float32)
+    x[0, 9] = bad
+    args: list[Any] = [x, *(parts.get(part) for part in ("weight", "scales", "zeros"))]
+    kwargs = {"format": name}
+    (found,) = run_lowering(ops.quant_linear, LOWERINGS["quant_linear"], args, kwargs, tokens=(1, 1), dims={"T": 1})
+    assert bool(found.isnan().all())

@@ -1,0 +1,141 @@
+"""Words of a quantized weight times x: the arithmetic of the kernel for one token, `quant_matvec`.
+
+A word has 32 bits: four elements of a byte, or eight of four bits. A chunk is four words, the 16 bytes that one thread
+loads at once. Integers are multiplied as integers: x is written as a fixed-point number of 23 bits with one exponent
+for a chunk, and this number as three signed bytes (limbs). One instruction, dp4a, multiplies four bytes by four others
+and adds all exactly. So an element of four bits takes little more than one instruction, a third of what a conversion to
+float32 takes. x loses less than a sum in float32 would: 2**-23 of the largest number of its chunk.
+
+x that is rounded to i8 has one limb, its code. Elements of f8e4m3 are converted to float32, exactly.
+"""
+
+import triton
+import triton.language as tl
+
+# Fixed-point numbers have the magnitude 2**22 at most, so that adding 1.5 * 2**23 rounds them to integers, and the
+# bits of the sum less those of 1.5 * 2**23 are the integer.
+_ROUNDER = tl.constexpr(12582912.0)
+_ROUNDER_BITS = tl.constexpr(0x4B400000)
+# Added to an integer, it makes each of three signed limbs an unsigned byte, 128 larger.
+_LIMBS = tl.constexpr(0x808080)
+# All bytes of it are 128 (as i32): the difference of a limb and the byte that holds it.
+_BYTES = tl.constexpr(-0x7F7F7F80)
+# The exponents (with bias 127) of a chunk: smaller numbers count as 2**-105, whose scale is a normal float32.
+_LEAST_EXPONENT = tl.constexpr(22)
+_NOT_FINITE = tl.constexpr(255)
+
+
+@triton.jit
+def fixed_point(bits):
+    """Return (scale, factor) of the fixed-point numbers of chunks, f32 each.
+
+    `bits` [chunks] are the largest bits of the magnitudes of a chunk, as i32. A number times `scale` is rounded to an
+    integer, and an integer times `factor` is the number. `factor` is NaN for a chunk with numbers that are not finite.
+    """
+    exponent = tl.maximum(bits >> 23, _LEAST_EXPONENT)
+    scale = ((275 - exponent) << 23).to(tl.float32, bitcast=True)
+    factor = ((exponent - 21) << 23).to(tl.float32, bitcast=True)
+    return scale, tl.where(exponent == _NOT_FINITE, float("nan"), factor)
+
+
+@triton.jit
+def limbs_of(value, scale):
+    """Return integers whose three lower bytes are the limbs of `value * scale`, each plus 128."""
+    whole = (value * scale + _ROUNDER).to(tl.int32, bitcast=True)
+    return whole - (_ROUNDER_BITS - _LIMBS)
+
+
+@triton.jit
+def signed(words):
+    """Return words of bytes of `limbs_of` numbers as words of limbs."""
+    return words ^ _BYTES
+
+
+@triton.jit
+def bytes_of(a, b, c, d, NTH: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return the words whose four bytes are the bytes number NTH of the integers a, b, c and d."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 e, f; prmt.b32 e, $1, $2, "
+            + _PAIRS[NTH]
+            + "; prmt.b32 f, $3, $4, "
+            + _PAIRS[NTH]
+            + "; prmt.b32 $0, e, f, 0x5410; }",
+            "=r,r,r,r,r",
+            [a, b, c, d],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        low = ((a >> (8 * NTH)) & 255) | (((b >> (8 * NTH)) & 255) << 8)
+        return low | (((c >> (8 * NTH)) & 255) << 16) | (((d >> (8 * NTH)) & 255) << 24)
+
+
+# How prmt selects the bytes 0, 1 or 2 of two words into the lower half of a word.
+_PAIRS = tl.constexpr(("0x0040", "0x0051", "0x0062"))
+
+
+@triton.jit
+def dot_bytes(weights, x, sums, SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return `sums` plus the four bytes of `weights` times those of `x`, all i32.
+
+    Bytes of `x` are signed, those of `weights` if SIGNED.
+    """
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;" if SIGNED else "dp4a.u32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [weights, x, sums],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        for nth in tl.static_range(4):
+            left = (weights << (24 - 8 * nth)) >> 24
+            sums += (left if SIGNED else left & 255) * ((x << (24 - 8 * nth)) >> 24)
+        return sums
+
+
+@triton.jit
+def dot_f8e4m3(weights, x0, x1, x2, x3, sums, ASSEMBLY: tl.constexpr):
+    """Return `sums` plus the four f8e4m3 numbers of the words `weights` (i32) times x, all f32."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b16 low, high, a, b, c, d;
+            .reg .b32 first, second;
+            .reg .f32 e, f, g, h, s;
+            mov.b32 {low, high}, $1;
+            cvt.rn.f16x2.e4m3x2 first, low;
+            cvt.rn.f16x2.e4m3x2 second, high;
+            mov.b32 {a, b}, first;
+            mov.b32 {c, d}, second;
+            cvt.f32.f16 e, a;
+            cvt.f32.f16 f, b;
+            cvt.f32.f16 g, c;
+            cvt.f32.f16 h, d;
+            fma.rn.f32 s, e, $2, $6;
+            fma.rn.f32 s, f, $3, s;
+            fma.rn.f32 s, g, $4, s;
+            fma.rn.f32 $0, h, $5, s;
+            }
+            """,
+            "=f,r,f,f,f,f,f",
+            [weights, x0, x1, x2, x3, sums],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        sums += _f8e4m3(weights, 0) * x0
+        sums += _f8e4m3(weights, 1) * x1
+        sums += _f8e4m3(weights, 2) * x2
+        return sums + _f8e4m3(weights, 3) * x3
+
+
+@triton.jit
+def _f8e4m3(words, NTH: tl.constexpr):
+    return ((words >> (8 * NTH)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
