@@ -80,10 +80,10 @@ def test_every_format_runs_where_its_targets_say(floats: Path) -> None:
 def test_nearest_is_the_format_itself_where_it_has_kernels() -> None:
     target = Target.named("sm_90")
     backends = competing("auto", target)
-    for name in ("int8", "fp8", "int4_g128", "int8_w8a8", "int4_g64_asym"):
+    for name in ("int8", "fp8", "int4_g128", "int8_w8a8", "int4_g32_asym", "mxfp4", "nvfp4"):
         assert nearest(find_format(name), target, backends, deterministic=False) == name
     # Without a kernel, a format that has one comes before it.
-    assert nearest(find_format("nvfp4"), target, backends, deterministic=False) == "int4_g64"
+    assert nearest(find_format("nf4"), target, backends, deterministic=False) == "int4_g64"
 
 
 def test_weights_without_a_kernel_run_slowly() -> None:

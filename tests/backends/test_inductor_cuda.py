@@ -174,7 +174,7 @@ def lowered(passes: str, choice: str) -> Lowered:
 def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
     toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantized = "default,quantize{format=int4_g32_asym}"  # has no kernel
+    quantized = 'default,quantize{format="u4/1x32:f32:offsets/low_first"}'  # has no kernel
     made = lowered(quantized, "auto")
     assert linked_with(merged_plans({"main": made})) == ("torch",)
     for name, program in made.programs.items():

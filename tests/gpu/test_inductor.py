@@ -83,7 +83,7 @@ def test_an_op_without_a_kernel_is_served_by_inductor(tmp_path: Path) -> None:
 def test_quantized_products(tmp_path: Path) -> None:
     """Those in a format without a kernel of ours are captured all the same."""
     checkpoint, plain, made = MODEL.write(tmp_path / "checkpoint"), tmp_path / "plain.ingot", tmp_path / "made.ingot"
-    passes = "default,quantize{format=int4_g32_asym}"
+    passes = 'default,quantize{format="u4/1x32:f32:offsets/low_first"}'
     compile_model(checkpoint, plain, target="cpu", backend="reference", passes=passes, **LIMITS)
     report = compile_model(checkpoint, made, target="cuda", passes=passes, **{**LIMITS, "jobs": 4})
     assert report.nodes_per_backend["inductor"] > 0

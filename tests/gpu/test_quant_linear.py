@@ -27,7 +27,11 @@ PART, PART_ROUNDED = 1 / 128, 1 / 4
 
 
 @pytest.mark.parametrize(
-    "format", ["int8", "int8_w8a8", "fp8", "fp8_per_channel_per_token", "int4_g64", "int4_g64_asym"]
+    "format",
+    [
+        *("int8", "int8_w8a8", "fp8", "fp8_per_channel_per_token", "int4_g64", "int4_g64_asym", "int4_g32"),
+        *("mxfp4", "mxfp8", "nvfp4"),
+    ],
 )
 def test_tokens_and_logits_are_those_of_the_reference(format: str, tmp_path: Path) -> None:
     checkpoint = MODEL.write(tmp_path / "checkpoint")

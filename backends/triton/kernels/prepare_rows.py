@@ -13,6 +13,7 @@ def prepare_rows(
     x,
     gain,
     stored,
+    order,
     result,
     scales,
     rows,
@@ -26,7 +27,8 @@ def prepare_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write rows of x [rows, WIDTH] to `result` [rows, WIDTH], in this order:
+    """Write rows of x [rows, WIDTH] to `result` [rows, WIDTH]. The columns are those that `order` i32[WIDTH] lists, if
+    it is given. What happens, in this order:
 
     - NORM: normed by an rms_norm with the weight `gain`, and rounded to the dtype of x
     - ROUNDED: divided by a scale and rounded to an element type, as the format of a weight says. `scales` receives the
@@ -41,13 +43,14 @@ def prepare_rows(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    given = column if order is None else tl.load(order + column, mask=inside, other=0)
     if NORM:
-        weight = tl.load(gain + column, mask=inside, other=0.0)
+        weight = tl.load(gain + given, mask=inside, other=0.0)
     if ROUNDED.stored:
         scale = tl.load(stored)
     if DEPENDENT:
         gdc_wait()
-    value = tl.load(x + row * X_ROW + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * X_ROW + given, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         inverse = tl.rsqrt(tl.sum(value * value) / WIDTH + EPS)
         value = scaled(value, inverse, weight, x.dtype.element_ty)

@@ -6,6 +6,8 @@ Every conversion is exact. The instructions are those of compute capability 9.0,
 - i8 becomes bf16 by its bits: 0x4300 is 128 with a unit in the last place of 1, so 0x4300 | low 7 bits is 128 + the
   seven bits. The eighth bit means -128; 0x4300 | that bit is 128, or 256 where the bit is set.
 - Four bits are in the same way 128 + q in bf16, and 1024 + q in f16 (0x6400).
+- f4e2m1 has a sign and the bits of a bf16 or f16 with a small exponent, also of its subnormal 0.5. A multiplication by
+  a power of two makes it the number.
 
 Other dtypes and devices use Triton's conversions.
 """
@@ -65,8 +67,10 @@ def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
 def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return element number NTH (0 to 3) of each word of four elements of four bits, minus its zero point.
 
-    `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points.
+    `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points, which f4e2m1 does not have.
     """
+    if ELEMENTS.element == "f4e2m1":
+        return _e2m1(words, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a; shr.u32 a, $1, "
@@ -91,6 +95,64 @@ def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.co
         )
     else:
         return ((words >> (4 * NTH)) & 15).to(DTYPE) - zero
+
+
+@triton.jit
+def _e2m1(words, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the f4e2m1 number NTH (0 to 3) of each word. `words` [rows, words] are i16."""
+    # Exponent and mantissa move to bits 6 to 8 of bf16, whose exponent is then 126 too small, or to bits 9 to 11 of
+    # f16, 14 too small. The sign moves to bit 15. 0xea is the truth table of (a & b) | c.
+    if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b, c; mov.b32 c, 0x7e807e80; "
+            + _moved(4 * NTH, 6, "a")
+            + _moved(4 * NTH + 3, 15, "b")
+            + "and.b32 a, a, 0x01c001c0; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.bf16x2 $0, a, c; }",
+            "=r,r",
+            [words],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    elif ELEMENTS.assembly and tl.float16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b, c; mov.b32 c, 0x74007400; "
+            + _moved(4 * NTH, 9, "a")
+            + _moved(4 * NTH + 3, 15, "b")
+            + "and.b32 a, a, 0x0e000e00; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.f16x2 $0, a, c; }",
+            "=r,r",
+            [words],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        bits = (words >> (4 * NTH)).to(tl.int32)
+        exponent, mantissa = (bits >> 1) & 3, bits & 1
+        doubled = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.maximum(exponent, 1) - 1)).to(tl.float32)
+        return tl.where((bits & 8) != 0, -0.5 * doubled, 0.5 * doubled).to(DTYPE)
+
+
+@triton.constexpr_function
+def _moved(place, wanted, register):
+    """Return the instruction that moves the bit `place` of both halves of the operand $1 to the bit `wanted`."""
+    return f"{'shl' if wanted > place else 'shr'}.b32 {register}, $1, {abs(wanted - place)}; "
+
+
+@triton.jit
+def scale_value(stored, ELEMENTS: tl.constexpr):
+    """Return stored scales as float32."""
+    if ELEMENTS.scale_kind == "e8m0":
+        bits = stored.to(tl.int32) << 23
+        return tl.where(bits == 0, 0x00400000, bits).to(tl.float32, bitcast=True)  # 2**-127 is subnormal
+    else:
+        return stored.to(tl.float32)
+
+
+@triton.jit
+def outer_scales(outer, row, ELEMENTS: tl.constexpr):
+    """Return the scale of the second level of each row `row` of the weight, as float32."""
+    return tl.load(outer + (row // ELEMENTS.outer_rows if ELEMENTS.outer_rows > 0 else row * 0)).to(tl.float32)
 
 
 @triton.jit

@@ -10,8 +10,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear_parts import gated, scaled
+from ingot.backends.triton.kernels.quant_elements import outer_scales, scale_value
 from ingot.backends.triton.kernels.quant_words import (
     bytes_of,
+    bytes_of_fours,
     dot_bytes,
     dot_f8e4m3,
     fixed_point,
@@ -26,9 +28,11 @@ def quant_matvec(
     x,
     gain,
     stored,
+    order,
     weight,
     scales,
     zeros,
+    outer,
     y,
     bias,
     residual,
@@ -58,7 +62,8 @@ def quant_matvec(
     are in registers before they are needed; the first ones are loaded before the previous kernel has ended.
 
     ELEMENTS and ROUNDED describe the weight and the rounding of x (`quant_constants`), whose stored scale is `stored`
-    f32[1]. The other parameters are described in `linear_matvec`.
+    f32[1]. `order` i32[K] lists the column of x for each column of the weight, or is None. The other parameters are
+    described in `linear_matvec`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -87,7 +92,7 @@ def quant_matvec(
     for block in range(BLOCKS):
         start = block * BLOCK_K
         prepared = _prepared(
-            source, gain, inverse, x_scale, start, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+            source, gain, order, inverse, x_scale, start, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
         )  # fmt: skip
         for part in tl.static_range(PARTS):
             added = _added(sums[part], held[0], prepared, CHUNKS, ELEMENTS, ROUNDED)
@@ -107,11 +112,11 @@ def quant_matvec(
     n = first + tl.arange(0, ROWS)
     inside = n < N
     at = tl.minimum(n, N - 1)
-    result = _scaled_rows(_total(gates, ROWS), scales, at + FIRST, x_scale, ELEMENTS, ROUNDED)
+    result = _scaled_rows(_total(gates, ROWS), scales, outer, at + FIRST, x_scale, ELEMENTS, ROUNDED)
     if BIAS:
         result += tl.load(bias + FIRST + n, mask=inside, other=0.0).to(tl.float32)
     if GATED:
-        up = _scaled_rows(_total(ups, ROWS), scales, at + UP, x_scale, ELEMENTS, ROUNDED)
+        up = _scaled_rows(_total(ups, ROWS), scales, outer, at + UP, x_scale, ELEMENTS, ROUNDED)
         if BIAS:
             up += tl.load(bias + UP + n, mask=inside, other=0.0).to(tl.float32)
         result = gated(result, up, ACTIVATION)
@@ -173,8 +178,9 @@ def _stored(
 ):
     """Load a block of row number NTH after `base` (`_addresses`), from column `start` on: (words, scales, zero points).
 
-    Words are i32 [4 * CHUNKS], and the others [CHUNKS], or 0 if columns do not have their own. Columns from K on are
-    zeros. Rows past the last one repeat it. TOGETHER says that all rows of a program share scales, if any do.
+    Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each half of a chunk has its own, or 0.
+    Columns from K on are zeros. Rows past the last one repeat it. TOGETHER says that all rows of a program share
+    scales, if any do.
     """
     WORDS: tl.constexpr = K // PER_WORD
     nth = NTH
@@ -193,7 +199,8 @@ def _stored(
         else:
             row = base[3]
             place = ((row + nth) // ELEMENTS.scale_rows - row // ELEMENTS.scale_rows) * ELEMENTS.scale_stride
-        column = tl.minimum(start + tl.arange(0, CHUNKS) * (4 * PER_WORD), K - 1)
+        HALVES: tl.constexpr = _halves(ELEMENTS.scale_columns, PER_WORD)
+        column = tl.minimum(start + tl.arange(0, CHUNKS * HALVES) * (4 * PER_WORD // HALVES), K - 1)
         place += column // ELEMENTS.scale_columns
         if ELEMENTS.zeros:
             return words, tl.load(base[1] + place), tl.load(base[2] + place)
@@ -228,7 +235,7 @@ def _of_row(
         most = tl.zeros((WIDTH,), tl.float32)
         wrong = tl.zeros((WIDTH,), tl.float32)  # NaN where x is
         for start in range(0, K, WIDTH):
-            value = _values(source, gain, inverse, start + k, K, NORM)
+            value = _values(source, gain, None, inverse, start + k, K, NORM)
             most = tl.maximum(most, tl.where(value == value, tl.abs(value), 0.0))
             wrong += tl.where(value == value, 0.0, value)
         scale = scale_of(tl.max(most, 0), ROUNDED) + tl.sum(wrong)
@@ -236,13 +243,16 @@ def _of_row(
 
 
 @triton.jit
-def _values(source, gain, inverse, column, K: tl.constexpr, NORM: tl.constexpr):
+def _values(source, gain, order, inverse, column, K: tl.constexpr, NORM: tl.constexpr):
     """Return the columns `column` of x, normed and rounded to its dtype with NORM, as float32. Past K they are 0."""
-    value = tl.load(source + column, mask=column < K, other=0.0)
+    inside = column < K
+    if order is not None:
+        column = tl.load(order + column, mask=inside, other=0)
+    value = tl.load(source + column, mask=inside, other=0.0)
     dtype: tl.constexpr = value.dtype
     value = value.to(tl.float32)
     if NORM:
-        value = scaled(value, inverse, tl.load(gain + column, mask=column < K, other=0.0), dtype)
+        value = scaled(value, inverse, tl.load(gain + column, mask=inside, other=0.0), dtype)
         value = value.to(dtype).to(tl.float32)
     return value
 
@@ -251,6 +261,7 @@ def _values(source, gain, inverse, column, K: tl.constexpr, NORM: tl.constexpr):
 def _prepared(
     source,
     gain,
+    order,
     inverse,
     x_scale,
     start,
@@ -264,14 +275,16 @@ def _prepared(
     """Return the columns of x from `start` on as words of the weight multiply them: (numbers, their sums, factor).
 
     `numbers` are the tensors [CHUNKS] that belong to the first word of each chunk, then those of the second, and so on.
-    For integer elements, they are packed limbs, and the limbs have `sums`. An integer times `factor` [CHUNKS] is x.
+    For integer elements, they are packed limbs, and the limbs of a chunk, or of each half, have `sums`. An integer
+    times `factor` [CHUNKS] is x.
     """
     CODES: tl.constexpr = ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3"
     LIMBS: tl.constexpr = 1 if CODES else 3
+    HALVES: tl.constexpr = _halves(ELEMENTS.scale_columns, PER_WORD)
     column = start + (tl.arange(0, CHUNKS) * (4 * PER_WORD))[:, None] + tl.arange(0, PER_WORD)[None, :]
     values = ()
     for word in tl.static_range(4):
-        values = values + (_values(source, gain, inverse, column + word * PER_WORD, K, NORM),)
+        values = values + (_values(source, gain, order, inverse, column + word * PER_WORD, K, NORM),)
     factor = tl.full((CHUNKS,), 1.0, tl.float32)
     if ROUNDED.element != "none":
         scale = factor * x_scale
@@ -300,16 +313,17 @@ def _prepared(
                 most = tl.maximum(most, tl.max(values[word].to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1))
             scale, factor = fixed_point(most)
         ones = tl.full((CHUNKS,), 0x01010101, tl.int32)
-        sums = (tl.zeros((CHUNKS,), tl.int32),) * LIMBS
+        sums = (tl.zeros((CHUNKS,), tl.int32),) * (LIMBS * HALVES)
         for word in tl.static_range(4):
             if CODES:
                 integers = values[word].to(tl.int32)  # at most 127, their own limb
             else:
                 integers = limbs_of(values[word], scale[:, None])
-            # The bytes of a word are its elements, or its even elements and then its odd ones.
-            if PER_WORD == 8:
-                even, odd = tl.split(tl.reshape(integers, (CHUNKS, 4, 2)))
-                groups = (even, odd)
+            # Words of bytes have the elements in their order, or the even ones and then the odd ones.
+            if ELEMENTS.element == "f4e2m1":
+                groups = tl.split(tl.permute(tl.reshape(integers, (CHUNKS, 2, 4)), (0, 2, 1)))
+            elif PER_WORD == 8:
+                groups = tl.split(tl.reshape(integers, (CHUNKS, 4, 2)))
             else:
                 groups = (integers,)
             for limb in tl.static_range(LIMBS):
@@ -321,10 +335,22 @@ def _prepared(
                     if not CODES:
                         words = signed(words)
                     numbers = numbers + (words,)
-                    sums = (
-                        sums[:limb] + (dot_bytes(ones, words, sums[limb], True, ELEMENTS.assembly),) + sums[limb + 1 :]
-                    )
+                    sums = _bytes_added(sums, word // (4 // HALVES) * LIMBS + limb, ones, words, ELEMENTS.assembly)
+        if ELEMENTS.element == "f4e2m1":
+            factor *= 0.5
         return numbers, sums, factor
+
+
+@triton.jit
+def _bytes_added(sums, NTH: tl.constexpr, ones, words, ASSEMBLY: tl.constexpr):
+    """Return the tuple `sums` with the bytes of `words` added to number NTH."""
+    return sums[:NTH] + (dot_bytes(ones, words, sums[NTH], True, ASSEMBLY),) + sums[NTH + 1 :]
+
+
+@triton.constexpr_function
+def _halves(columns, per_word):
+    """Return 2 if the halves of a chunk have their own scales, else 1. Groups have `columns` columns."""
+    return 2 if columns == 2 * per_word else 1
 
 
 @triton.jit
@@ -344,6 +370,7 @@ def _group_scales(values, CHUNKS: tl.constexpr, TOGETHER: tl.constexpr, ROUNDED:
 @triton.jit
 def _added(sums, stored, prepared, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
     """Return `sums` [CHUNKS] plus x times a row's chunks (`_stored`); x is `_prepared`."""
+    HALVES: tl.constexpr = _halves(ELEMENTS.scale_columns, 8 if ELEMENTS.chunk > 0 else 4)
     numbers, x_sums, factor = prepared
     even, odd = tl.split(tl.reshape(stored[0], (CHUNKS, 2, 2)))
     first, third = tl.split(even)
@@ -357,29 +384,54 @@ def _added(sums, stored, prepared, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr,
                 part, ELEMENTS.assembly,
             )  # fmt: skip
     else:
-        part = _integers(words, numbers, x_sums, stored[2], CHUNKS, ELEMENTS, ROUNDED.element == "i8") * factor
-    if ELEMENTS.scale_columns > 0:
-        part *= stored[1].to(tl.float32)
+        CODES: tl.constexpr = ROUNDED.element == "i8"
+        if HALVES == 2:
+            scale, last_scale = tl.split(tl.reshape(scale_value(stored[1], ELEMENTS), (CHUNKS, 2)))
+            zero, last_zero = 0, 0
+            if ELEMENTS.zeros:
+                zero, last_zero = tl.split(tl.reshape(stored[2], (CHUNKS, 2)))
+            part = _integers(words, numbers, x_sums, zero, 0, 2, CHUNKS, ELEMENTS, CODES) * scale
+            part += _integers(words, numbers, x_sums, last_zero, 2, 2, CHUNKS, ELEMENTS, CODES) * last_scale
+        else:
+            part = _integers(words, numbers, x_sums, stored[2], 0, 4, CHUNKS, ELEMENTS, CODES)
+        part *= factor
+    if ELEMENTS.scale_columns > 0 and HALVES == 1:
+        part *= scale_value(stored[1], ELEMENTS)
     return sums + part
 
 
 @triton.jit
-def _integers(words, numbers, x_sums, zero, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, CODES: tl.constexpr):
-    """Return the sums of integers times integers, as float32 [CHUNKS]. See `_added`."""
+def _integers(
+    words,
+    numbers,
+    x_sums,
+    zero,
+    BEGIN: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Return the sums of integers times integers over COUNT words of each chunk, from word BEGIN on: f32 [CHUNKS].
+
+    See `_added`. `zero` are the zero points of these words.
+    """
     LIMBS: tl.constexpr = 1 if CODES else 3
     SIGNED: tl.constexpr = ELEMENTS.element == "i8"
     found = ()
     for limb in tl.static_range(LIMBS):
         part = tl.zeros((CHUNKS,), tl.int32)
         if ELEMENTS.zeros:
-            part -= zero.to(tl.int32) * x_sums[limb]
+            part -= zero.to(tl.int32) * x_sums[BEGIN // 2 * LIMBS + limb]
+        elif ELEMENTS.element == "f4e2m1":
+            part -= 12 * x_sums[BEGIN // 2 * LIMBS + limb]
         elif ELEMENTS.offset > 0:
-            part -= ELEMENTS.offset * x_sums[limb]
-        for word in tl.static_range(4):
+            part -= ELEMENTS.offset * x_sums[BEGIN // 2 * LIMBS + limb]
+        for word in tl.static_range(BEGIN, BEGIN + COUNT):
             if ELEMENTS.chunk > 0:
-                even, odd = words[word] & 0x0F0F0F0F, (words[word] >> 4) & 0x0F0F0F0F
-                part = dot_bytes(even, numbers[2 * (word * LIMBS + limb)], part, SIGNED, ELEMENTS.assembly)
-                part = dot_bytes(odd, numbers[2 * (word * LIMBS + limb) + 1], part, SIGNED, ELEMENTS.assembly)
+                first, second = bytes_of_fours(words[word], ELEMENTS.element == "f4e2m1", ELEMENTS.assembly)
+                part = dot_bytes(first, numbers[2 * (word * LIMBS + limb)], part, SIGNED, ELEMENTS.assembly)
+                part = dot_bytes(second, numbers[2 * (word * LIMBS + limb) + 1], part, SIGNED, ELEMENTS.assembly)
             else:
                 part = dot_bytes(words[word], numbers[word * LIMBS + limb], part, SIGNED, ELEMENTS.assembly)
         found = found + (part,)
@@ -391,11 +443,13 @@ def _integers(words, numbers, x_sums, zero, CHUNKS: tl.constexpr, ELEMENTS: tl.c
 
 
 @triton.jit
-def _scaled_rows(sums, scales, rows, x_scale, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
+def _scaled_rows(sums, scales, outer, rows, x_scale, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
     """Return the sums of the rows `rows` of the weight, times the scales that all their columns share."""
     if ELEMENTS.scale_columns == 0:
         place = rows // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else rows * 0
-        sums *= tl.load(scales + place).to(tl.float32)
+        sums *= scale_value(tl.load(scales + place), ELEMENTS)
+    if ELEMENTS.outer_rows >= 0:
+        sums *= outer_scales(outer, rows, ELEMENTS)
     if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
         sums *= x_scale
     return sums

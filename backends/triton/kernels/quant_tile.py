@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear_parts import finish
-from ingot.backends.triton.kernels.quant_elements import converted, quarter, zero_of
+from ingot.backends.triton.kernels.quant_elements import converted, outer_scales, quarter, scale_value, zero_of
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def quant_tile(
     weight,
     scales,
     zeros,
+    outer,
     y,
     bias,
     residual,
@@ -58,9 +59,10 @@ def quant_tile(
     A block has BLOCK_K columns: one or several parts of COLUMNS columns, each with its own scales. A chunk of four-bit
     elements has COLUMNS columns.
 
-    ELEMENTS describes how the weight is stored, with its `scales` and `zeros` (`Elements`). `x_scales` are those of x,
-    if x is rounded: f32 [groups, TOKENS], with MANY f32 [groups, rows], or a stored f32[1]. DTYPE is the dtype to which
-    elements are converted, that of x. Four-bit elements are multiplied with x in the order that `prepare_rows` writes.
+    ELEMENTS describes how the weight is stored, with its `scales`, `zeros` and `outer` scales (`Elements`). `x_scales`
+    are those of x, if x is rounded: f32 [groups, TOKENS], with MANY f32 [groups, rows], or a stored f32[1]. DTYPE is
+    the dtype to which elements are converted, that of x. Four-bit elements are multiplied with x in the order that
+    `prepare_rows` writes.
 
     The other parameters are described in `linear_tile`.
     """
@@ -121,6 +123,10 @@ def quant_tile(
         result *= _scales(scales, row + FIRST, 0, ELEMENTS)[:, None]
         if GATED:
             up *= _scales(scales, row + UP, 0, ELEMENTS)[:, None]
+    if ELEMENTS.outer_rows >= 0:
+        result *= outer_scales(outer, row + FIRST, ELEMENTS)[:, None]
+        if GATED:
+            up *= outer_scales(outer, row + UP, ELEMENTS)[:, None]
     if ELEMENTS.x_scales == "tensor":
         result *= tl.load(x_scales)
         up *= tl.load(x_scales)
@@ -280,7 +286,7 @@ def _block(row, column, ELEMENTS: tl.constexpr):
 @triton.jit
 def _scales(scales, row, column, ELEMENTS: tl.constexpr):
     """Return the scale of each row `row` of the weight at column `column`, as float32."""
-    return tl.load(scales + _block(row, column, ELEMENTS)).to(tl.float32)
+    return scale_value(tl.load(scales + _block(row, column, ELEMENTS)), ELEMENTS)
 
 
 @triton.jit

@@ -77,6 +77,54 @@ _PAIRS = tl.constexpr(("0x0040", "0x0051", "0x0062"))
 
 
 @triton.jit
+def bytes_of_fours(words, E2M1: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return the eight elements of four bits of `words` as the bytes of two words.
+
+    Codes of integers are bytes as they are, those at even places first. With E2M1, bytes are 12 plus twice the f4e2m1
+    numbers, in their order.
+    """
+    if E2M1:
+        return _doubled(words, 0, ASSEMBLY), _doubled(words, 16, ASSEMBLY)
+    else:
+        return words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
+
+
+@triton.jit
+def _doubled(words, BEGIN: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return 12 plus twice the f4e2m1 numbers of the four codes from bit BEGIN on, as bytes."""
+    words = words >> BEGIN
+    if ASSEMBLY:
+        # prmt looks bytes up by the lower three bits of a code. A fourth bit copies the sign of the byte to all its
+        # bits, so a look-up among bytes of 0x80 makes masks of codes with a sign (but for their highest bit, which is 0
+        # in both tables). 0xca is the truth table of a ? b : c.
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 code, plus, minus, sign;
+            and.b32 code, $1, 0x7777;
+            prmt.b32 plus, 0x0f0e0d0c, 0x18141210, code;
+            prmt.b32 minus, 0x090a0b0c, 0x00040608, code;
+            prmt.b32 sign, 0x80808080, 0x80808080, $1;
+            lop3.b32 $0, sign, minus, plus, 0xca;
+            }
+            """,
+            "=r,r",
+            [words],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        found = words * 0
+        for nth in tl.static_range(4):
+            code = words >> (4 * nth)
+            exponent, mantissa = (code >> 1) & 3, code & 1
+            number = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.maximum(exponent, 1) - 1))
+            found |= tl.where((code & 8) != 0, 12 - number, 12 + number) << (8 * nth)
+        return found
+
+
+@triton.jit
 def dot_bytes(weights, x, sums, SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Return `sums` plus the four bytes of `weights` times those of `x`, all i32.
 

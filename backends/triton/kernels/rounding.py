@@ -20,7 +20,12 @@ def scale_of(most, ROUNDED: tl.constexpr):
     """Return the scales of groups with the largest magnitudes `most`, a tensor."""
     if ROUNDED.bound > 0:
         most = tl.minimum(most, ROUNDED.bound)
-    return tl.maximum(tl.div_rn(most, tl.zeros_like(most) + ROUNDED.high), _LEAST)
+    scale = tl.maximum(tl.div_rn(most, tl.zeros_like(most) + ROUNDED.high), _LEAST)
+    if ROUNDED.exponent >= 0:
+        # The power of two in the largest number, divided by that in `high`. It is a normal number, as `scale` is one.
+        bits = ((scale * ROUNDED.high).to(tl.int32, bitcast=True) >> 23) - ROUNDED.exponent
+        scale = (bits << 23).to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit

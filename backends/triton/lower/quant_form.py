@@ -1,5 +1,6 @@
 """The form in which kernels read a quantized weight and its x, by the format of the weight."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,21 +11,23 @@ from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 from ingot.ir.formats import ELEMENTS, Activations, Format
 from ingot.ir.machine.gpus import FEATURES
+from ingot.ir.types import DTYPE_NAMES
 
 # Element types that the kernels read, with the dtype in which tensor cores of the capability multiply them as they are.
-_READ = ("f8e4m3", "i8", "u8", "i4", "u4")
+_READ = ("f8e4m3", "i8", "u8", "i4", "u4", "f4e2m1")
 _NATIVE = {"f8e4m3": (torch.float8_e4m3fn, 89), "i8": (torch.int8, 80)}
 _ROUNDED = ("f8e4m3", "i8")
-# The element type that Triton converts only with instructions that some GPUs lack.
+# The element type, and dtype of scales, that Triton converts only with instructions that some GPUs lack.
 _CONVERTED = "f8e4m3"
-_SCALES = (torch.float32, torch.float16, torch.bfloat16)
+_SCALES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu)
+_POWERS = torch.float8_e8m0fnu
 # Columns of a block, and the least: 32 bytes are the depth of a tensor-core instruction. float32 uses no tensor cores,
 # and a larger block would not fit into registers.
 _COLUMNS = 128
 _COLUMNS_F32 = 32
 _LEAST_BYTES = 32
-# The least columns of a block of four-bit elements: a quarter of it is the depth of an instruction in 16 bits.
-_LEAST_FOUR_BITS = 64
+# The least columns of a block of four-bit elements: the depth of an instruction in 16 bits.
+_LEAST_FOUR_BITS = 16
 # Conversions of `quant_elements` by instructions that this compute capability has.
 _ASSEMBLY = 90
 
@@ -53,7 +56,8 @@ def form_of(linear: Linear, sm: int) -> StoredForm:
     format, depth = linear.weight.format, linear.depth
     assert format is not None
     _check(format)
-    if sm not in FEATURES["fp8"] and _CONVERTED in (format.element, format.activations and format.activations.element):
+    used = (format.element, format.activations and format.activations.element, DTYPE_NAMES[format.levels[0].dtype])
+    if sm not in FEATURES["fp8"] and _CONVERTED in used:
         raise Refused(f"format {format.name}: {_CONVERTED} needs {FEATURES['fp8'].needs}")
     _check_dense(linear)
     level, element = format.levels[0], ELEMENTS[format.element]
@@ -87,6 +91,8 @@ def form_of(linear: Linear, sm: int) -> StoredForm:
             scale_rows=level.rows,
             scale_columns=level.columns,
             scale_stride=static_size(scales.type.shape[1]),
+            scale_kind="e8m0" if level.dtype is _POWERS else "float",
+            outer_rows=format.levels[1].rows if len(format.levels) > 1 else -1,
             zeros=level.zeros,
             x_columns=x_columns,
             x_scales="none" if rounded.element == "none" else "tensor" if rounded.stored else "token",
@@ -102,19 +108,21 @@ def _check(format: Format) -> None:
     name, rule = format.name, format.activations
     if format.element not in _READ:
         raise Refused(f"format {name}: no kernel for elements {format.element}")
-    if len(format.levels) != 1 or format.levels[0].offsets:
-        raise Refused(f"format {name}: no kernel for a second level of scales or offsets")
-    if format.levels[0].dtype not in _SCALES:
+    if format.levels[0].offsets:
+        raise Refused(f"format {name}: no kernel for offsets")
+    if any(level.columns for level in format.levels[1:]):
+        raise Refused(f"format {name}: no kernel for a second level of scales of groups of columns")
+    if any(level.dtype not in _SCALES or (nth and level.dtype is _POWERS) for nth, level in enumerate(format.levels)):
         raise Refused(f"format {name}: no kernel for scales of this dtype")
-    if format.ordered:
-        raise Refused(f"format {name}: no kernel for columns in another order")
+    if format.ordered and rule is not None and rule.columns:
+        raise Refused(f"format {name}: no kernel for columns in another order, and groups of activations")
     if format.rotated:
         raise Refused(f"format {name}: no kernel that rotates the input or the result")
     if format.packing != ("low_first" if ELEMENTS[format.element].bits == 4 else "plain"):
         raise Refused(f"format {name}: no kernel for the packing '{format.packing}'")
     if rule is not None and (
         rule.element not in _ROUNDED
-        or rule.scales is not torch.float32
+        or rule.scales not in (torch.float32, _POWERS)
         or rule.outliers
         or rule.factor != 1.0
         or (rule.stored and rule.dynamic)
@@ -132,7 +140,9 @@ def _check_dense(linear: Linear) -> None:
 def _rounded(rule: Activations | None) -> Rounded:
     if rule is None:
         return Rounded()
-    return Rounded(rule.element, rule.columns, not rule.dynamic, ELEMENTS[rule.element].high, rule.bound)
+    high = ELEMENTS[rule.element].high
+    exponent = math.frexp(high)[1] - 1 if rule.scales is _POWERS else -1
+    return Rounded(rule.element, rule.columns, not rule.dynamic, high, rule.bound, exponent)
 
 
 def _block(block: int, columns: int, name: str) -> int:

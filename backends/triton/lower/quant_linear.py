@@ -81,7 +81,8 @@ def _prepared(linear: Linear, form: StoredForm, schedule: Schedule, tokens: int 
     """
     x, norm, rounded = linear.x, linear.norm, form.rounded
     stored = linear.weight.part("input_scale") if rounded.stored else None
-    if norm is None and rounded.element == "none" and not form.elements.chunk:
+    order = linear.weight.part("order")
+    if norm is None and rounded.element == "none" and not form.elements.chunk and order is None:
         return x, None
     rows, depth = linear.rows, linear.depth
     whole = norm is not None or (rounded.element != "none" and not rounded.stored and not rounded.columns)
@@ -102,6 +103,7 @@ def _prepared(linear: Linear, form: StoredForm, schedule: Schedule, tokens: int 
             "x": x,
             "gain": norm.weight if norm else None,
             "stored": stored,
+            "order": order,
             "result": result,
             "scales": scales,
             "rows": rows,
@@ -151,6 +153,7 @@ def _launch(
             "weight": weight.part("weight"),
             "scales": weight.part("scales"),
             "zeros": weight.part("zeros"),
+            "outer": weight.part("outer"),
             "y": result,
             "bias": linear.bias,
             "residual": linear.residual,

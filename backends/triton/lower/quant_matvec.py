@@ -18,7 +18,9 @@ _BYTES = 16
 def takes_one_token(linear: Linear, form: StoredForm) -> bool:
     """Return whether the kernel for one token supports a weight: rows and groups are whole chunks of a thread."""
     chunk = _chunk(form)
-    return not any(columns % chunk for columns in (linear.depth, form.elements.scale_columns, form.rounded.columns))
+    columns = form.elements.scale_columns
+    halves = columns == chunk // 2 and form.elements.element != "f8e4m3"
+    return not (linear.depth % chunk or form.rounded.columns % chunk or (columns % chunk and not halves))
 
 
 def _chunk(form: StoredForm) -> int:
@@ -47,9 +49,11 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
             "x": linear.x,
             "gain": norm.weight if norm else None,
             "stored": weight.part("input_scale"),
+            "order": weight.part("order"),
             "weight": weight.part("weight"),
             "scales": weight.part("scales"),
             "zeros": weight.part("zeros"),
+            "outer": weight.part("outer"),
             "y": result,
             "bias": linear.bias,
             "residual": linear.residual,

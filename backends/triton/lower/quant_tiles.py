@@ -18,6 +18,8 @@ _PROGRAMS = 2
 # and 32 tokens had 2 to 7, mostly 3. The kernel has changed since (it multiplied each quarter of a chunk alone).
 _PROGRAMS_FOUR_BITS = 3
 _MOST_SPLITS = 8
+# Bytes of a row of x in a block.
+_COLUMNS = 256
 _MOST_STAGES = 8
 _MANY_STAGES = 4
 # Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
@@ -66,11 +68,13 @@ def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm:
     """
     rows = _rows(form, _ROWS)
     blocks = -(-product.columns // rows)
-    most = max(1, product.depth // (2 * form.block_k))
+    # Small groups are parts of a block, so that a block is not smaller than elsewhere.
+    block_k = form.block_k * max(1, min(_COLUMNS // form.codes.itemsize, product.depth) // form.block_k)
+    most = max(1, product.depth // (2 * block_k))
     programs = _PROGRAMS_FOUR_BITS if form.elements.chunk else _PROGRAMS
     splits = max(1, min(round(programs * cores / blocks), _MOST_SPLITS, most))
-    stages = min(_MOST_STAGES, shared_memory(sm) // programs // _stage(form, rows, product.gated, tokens) - 1)
-    return Tiles(rows, form.block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
+    stages = min(_MOST_STAGES, shared_memory(sm) // programs // _stage(form, rows, block_k, product.gated, tokens) - 1)
+    return Tiles(rows, block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
 
 
 def many_tiles(form: StoredForm, gated: bool, sm: int) -> tuple[int, Tiles]:
@@ -79,7 +83,7 @@ def many_tiles(form: StoredForm, gated: bool, sm: int) -> tuple[int, Tiles]:
     The sums of a tile are in registers, twice if the weight has scales of columns, and twice if there is a gate.
     """
     tokens, rows = _rows(form, 64 if gated else 128), _rows(form, 128)
-    stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, gated, tokens) - 1)
+    stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, form.block_k, gated, tokens) - 1)
     return tokens, Tiles(rows, form.block_k, 1, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
 
 
@@ -87,7 +91,7 @@ def _rows(form: StoredForm, rows: int) -> int:
     return _ROWS_F32 if form.codes is torch.float32 else rows
 
 
-def _stage(form: StoredForm, rows: int, gated: bool, tokens: int) -> int:
+def _stage(form: StoredForm, rows: int, block_k: int, gated: bool, tokens: int) -> int:
     """Return the bytes of a block of the weight and of x in shared memory."""
-    weights = form.block_k // 2 if form.elements.chunk else form.block_k
-    return rows * (2 if gated else 1) * weights + tokens * form.block_k * form.codes.itemsize
+    weights = block_k // 2 if form.elements.chunk else block_k
+    return rows * (2 if gated else 1) * weights + tokens * block_k * form.codes.itemsize

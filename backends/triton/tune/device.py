@@ -65,7 +65,8 @@ def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
     `sizes` maps dims, such as "T", to sizes.
     """
     if isinstance(value, Value):
-        return MockTensor(value.type.dtype)
+        dtype = value.type.dtype
+        return MockTensor(torch.uint8 if dtype is torch.float8_e8m0fnu else dtype)
     if isinstance(value, tuple):
         return tuple(_stand_in(one, sizes) for one in value)
     return None if value is None else evaluate(value, sizes)
@@ -108,7 +109,8 @@ class Launcher:
 
     def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         if isinstance(value, Value):
-            return inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
+            found = inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
+            return found.view(torch.uint8) if found.dtype is torch.float8_e8m0fnu else found  # as `compile_kernel`
         if isinstance(value, tuple):
             return tuple(self._argument(one, inputs) for one in value)
         return None if value is None else evaluate(value, self.sizes)

@@ -14,9 +14,19 @@ from ingot.ir.numerics.tolerances import compare
 
 BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 512))
 WEIGHT_ONLY = ("int8", "int8_tensor", "int8_g64", "int8_g128", "f8e4m3/*x*:f32", "f8e4m3/1x*:f32", "f8e4m3/128x128:f32")
-FOUR_BITS = ("int4_g64", "int4_g128", "int4_g128_asym", "i4/1x*:f16/low_first", "u4/1x128:bf16:zeros/low_first")
+FOUR_BITS = (
+    *("int4_g32", "int4_g64", "int4_g128", "int4_g32_asym", "int4_g128_asym"),
+    *("i4/1x*:f16/low_first", "u4/1x128:bf16:zeros/low_first"),
+)
+FLOATS = ("mxfp4", "nvfp4", "f4e2m1/1x*:f32/low_first", "f4e2m1/1x64:f8e4m3/1x*:f32/low_first")
+SMALL_GROUPS = ("int8_g32", "u4/1x16:f16:zeros/low_first", "i4/1x16:f8e8m0/low_first", "f8e4m3/1x32:f8e8m0")
+ORDERED = (
+    *("u4/1x32:f16:zeros/low_first/ordered", "i8/1x64:f32/ordered"),
+    *("f8e4m3/1x*:f32/ordered/x=f8e4m3:*", "i4/1x*:f32/low_first/ordered/x=i8:*"),
+)
 ROUNDED = (
     *("fp8", "fp8_per_channel_per_token", "fp8_block128", "int8_w8a8"),
+    *("mxfp8", "f8e4m3/1x*:f32/x=f8e4m3:64:f8e8m0", "i4/1x128:f32/low_first/x=i8:128", "i4/1x*:f32/low_first/x=i8:*"),
     *("f8e4m3/*x*:f32/x=f8e4m3:static", "f8e4m3/1x*:f32/x=f8e4m3:*:bound1.5", "i4/1x128:f32/low_first/x=f8e4m3:*"),
 )
 
@@ -27,10 +37,13 @@ def drawn(
     """x [rows, k], and the parts of a weight [n, k] in `format`."""
     generator = torch.Generator().manual_seed(rows + n + k)
     x = torch.randn(rows, k, generator=generator).to(dtype)
-    bare = format if "input_scale" not in format.parts else named(replace(format, activations=None))
+    static = "input_scale" in format.parts
+    bare = named(replace(format, activations=None if static else format.activations, ordered=False))
     parts = quantize(torch.randn(n, k, generator=generator) * k**-0.5, bare)
     if "input_scale" in format.parts:
         parts["input_scale"] = torch.full((1,), 1 / 128)
+    if format.ordered:
+        parts["order"] = torch.randperm(k, generator=generator).to(torch.int32)
     return x, parts
 
 
@@ -54,14 +67,14 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("name", [*WEIGHT_ONLY, *ROUNDED])
+@pytest.mark.parametrize("name", some(10, [*WEIGHT_ONLY, *ROUNDED]))
 def test_formats(name: str, dtype: torch.dtype) -> None:
     check(name, 3, 70, 256, dtype, bias=True)
 
 
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("name", FOUR_BITS)
-def test_four_bits(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", some(8, [*FOUR_BITS, *FLOATS, *SMALL_GROUPS, *ORDERED]))
+def test_four_bits_small_groups_and_other_orders(name: str, dtype: torch.dtype) -> None:
     check(name, 3, 70, 256, dtype)
 
 
@@ -95,7 +108,7 @@ def test_odd_shapes(name: str, rows: int, n: int, k: int, dtype: torch.dtype) ->
         5,
         [
             *((name, 37, 544) for name in ("int8", "int8_w8a8", "fp8", "f8e4m3/*x*:f32/x=f8e4m3:static")),
-            *((name, 70, 640) for name in (*WEIGHT_ONLY, *FOUR_BITS, *ROUNDED)),
+            *((name, 70, 640) for name in (*WEIGHT_ONLY, *FOUR_BITS, *FLOATS, *SMALL_GROUPS, *ORDERED, *ROUNDED)),
             *((name, 5, 4096 + 384) for name in ("int4_g128", "int4_g128_asym", "int8_g128", "fp8_block128")),
             *((name, 130, 256) for name in ("f8e4m3/128x128:f32", "f8e4m3/32x64:f32", "i8/48x64:f32")),
         ],

@@ -51,7 +51,8 @@ def run_schedule(
 
     def argument(value: Any) -> Any:
         if isinstance(value, Value):
-            return inputs[value.input] if value.input is not None else buffers[str(value.buffer)]
+            found = inputs[value.input] if value.input is not None else buffers[str(value.buffer)]
+            return found.view(torch.uint8) if found.dtype is torch.float8_e8m0fnu else found  # as `compile_kernel`
         if isinstance(value, tuple):
             return tuple(map(argument, value))
         return None if value is None else evaluate(value, sizes)
