@@ -1,4 +1,4 @@
-"""The rounding of activations that a format of a weight asks for, as `ingot.ir.formats.activations` defines it."""
+"""The rounding of activations by the format of a weight, as `ingot.ir.formats.activations` defines it."""
 
 import triton
 import triton.language as tl
