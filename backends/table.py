@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ingot.ir.artifact.plan import Executable
     from ingot.ir.backend import Backend
-    from ingot.ir.machine.load_context import LoadContext
+    from ingot.ir.machine.load_context import Communicator, LoadContext
 
     CompileSide = Callable[[str], Backend]
     LoadedCall = Callable[..., Sequence[torch.Tensor]]
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     LoadExecutable = Callable[[Executable, Path, LoadContext], LoadedCall]
     LoadLibrary = Callable[[Executable, Path, LoadContext], Mapping[str, Op]]
     FindOp = Callable[[str], Op | None]
+    Collectives = Callable[[LoadContext], Mapping[str, Op]]
+    Connect = Callable[[Path, str, int, int], Communicator]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class BackendEntry:
     - `competing`: the backends that compete with this one if it is the value of `--backend`, by device. `--backend`
       cannot name this backend for a device that is no key.
     - `links`: the packages that its compiled code links with, such as "torch".
+    - `collectives`: returns the functions of the ops that ranks of a mesh compute together. Such a backend computes
+      nothing else: it joins the others of a compile for a mesh, and `--backend` cannot name it.
+    - `connect`: connects the ranks of a mesh axis. It takes a private folder, the group's name, this rank's index on
+      the axis, and the number of ranks.
     """
 
     emit: Mapping[str, CompileSide]
@@ -64,6 +70,8 @@ class BackendEntry:
     find_op: FindOp | None = None
     competing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     links: tuple[str, ...] = ()
+    collectives: Collectives | None = None
+    connect: Connect | None = None
 
 
 def _late(place: str) -> Callable[..., Any]:
@@ -145,6 +153,13 @@ BACKENDS: dict[str, BackendEntry] = {
         },
         library=_late("cpu.load:load_library"),
     ),
+    # A mesh of GPUs needs another such entry, for "cuda", with the collectives of NCCL.
+    "gloo": BackendEntry(
+        emit={"cpu": _emit("gloo.emit:Gloo")},
+        costs={"": ClaimCost(0.1, "no other backend computes collectives")},
+        collectives=_late("gloo.load:collectives"),
+        connect=_late("gloo.load:GlooCommunicator"),
+    ),
     "reference": BackendEntry(
         emit={device: _emit("reference.emit:Reference", asked="reference") for device in ("cpu", "cuda")},
         costs={"": ClaimCost(1e6, "after every backend that has a kernel")},
@@ -169,7 +184,16 @@ def choices(device: str) -> dict[str, tuple[str, ...]]:
 
     The backends of each value together compute every op.
     """
-    found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit)}
+    alone = {name for name, entry in BACKENDS.items() if entry.collectives is None}
+    found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit and name in alone)}
     return found | {
         name: (name, *entry.competing[device]) for name, entry in BACKENDS.items() if device in entry.competing
     }
+
+
+def collective_backend(device: str) -> str | None:
+    """Return the name of the backend that connects the ranks of a mesh of devices ("cpu" or "cuda").
+
+    None if no backend does.
+    """
+    return next((name for name, one in BACKENDS.items() if one.connect is not None and device in one.emit), None)

@@ -94,6 +94,12 @@ class EngineDeadError(IngotError):
     exit_code = 1
 
 
+class RankError(IngotError):
+    """A process of a mesh that ended, stopped or failed, so that the other ranks ended too."""
+
+    exit_code = 1
+
+
 class StepMemoryError(IngotError):
     """A step that ran out of device memory. Some of its instructions may have run."""
 

@@ -230,7 +230,7 @@ def _check_compiled(
 
 
 def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
-    backends = (*(name for name, entry in BACKENDS.items() if entry.find_op), *plan.libraries)
+    backends = (*(name for name, entry in BACKENDS.items() if entry.find_op or entry.collectives), *plan.libraries)
     if instruction.executable is None and instruction.backend not in backends:
         raise _error(f"the backend is '{instruction.backend}'", place, " or ".join(backends))
     for name, argument in instruction.kwargs.items():

@@ -1,10 +1,12 @@
 """The load context of this process: the artifact's mesh, and this process's rank, device and stream."""
 
+from collections.abc import Mapping
+
 import torch
 
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.machine.load_context import LoadContext
+from ingot.ir.machine.load_context import Communicator, LoadContext
 from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, mesh_text, parse_mesh, ranks, world_size
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.cuda.allocator import DeviceAllocator
@@ -23,32 +25,31 @@ def mesh_of(manifest: Manifest) -> Mesh:
 
 
 def check_one_device(manifest: Manifest) -> None:
-    """Raise TargetError for an artifact that was compiled for several devices."""
+    """Raise TargetError for an artifact that was compiled for several devices, because the caller runs on one."""
     if mesh := mesh_of(manifest):
         raise TargetError(
             f"the artifact was compiled for {world_size(mesh)} ranks ({mesh_text(mesh)})",
-            expected="one: serving on more than one device is not supported yet",
-            hint="compile the model without a mesh",
+            expected="one: only serving runs several ranks",
+            hint="serve it with LLM or `ingot serve`, or compile the model without a mesh",
         )
 
 
-def this_rank() -> Rank:
-    """Return this process's rank: its device in the mesh (the arrangement of devices). Serving uses one device, so
-    there is only one rank."""
-    (rank,) = ranks(ONE_DEVICE)
-    return rank
-
-
-def on_one_device(device_type: str) -> LoadContext:
-    """Return the context for loading an artifact onto one device. `device_type` is "cpu", or "cuda" for the current
-    GPU. A GPU's context has a new CUDA stream."""
+def context_on(device_type: str, rank: Rank, mesh: Mesh, communicators: Mapping[str, Communicator]) -> LoadContext:
+    """Return the context for loading a rank's part of an artifact. `device_type` is "cpu", or "cuda" for the current
+    GPU. A GPU's context has a new CUDA stream. `communicators` connect the rank with others, by mesh axis."""
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(
         device=device,
-        rank=this_rank(),
-        mesh=ONE_DEVICE,
+        rank=rank,
+        mesh=mesh,
         stream=torch.cuda.Stream(device) if on_gpu else None,
-        communicators={},
+        communicators=communicators,
         allocator=DeviceAllocator(device) if on_gpu else HostAllocator(),
     )
+
+
+def on_one_device(device_type: str) -> LoadContext:
+    """Return the context for loading an artifact onto one device. `device_type` is as in `context_on`."""
+    (rank,) = ranks(ONE_DEVICE)
+    return context_on(device_type, rank, ONE_DEVICE, {})

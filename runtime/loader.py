@@ -3,38 +3,43 @@
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from ingot.backends.table import BACKENDS
 from ingot.ir.artifact.adapters import ADAPTED
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.artifact.plan import Executable, Plan, Plans
-from ingot.ir.cache.scratch_pages import Scratch, scratch_of
-from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.machine.extras import require
+from ingot.ir.cache.scratch_pages import Scratch
+from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.machine.load_context import LoadContext
-from ingot.ir.machine.target import Target, first_difference
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
+from ingot.runtime.check_target import check_target, this_machine
 from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.graphs.choice import CAPTURES, Capture
-from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
-from ingot.runtime.load_context import check_one_device, mesh_of, on_one_device, this_rank
+from ingot.runtime.load_context import check_one_device, context_on, mesh_of
 from ingot.runtime.loaders import load_executable, load_library
-from ingot.runtime.memory import Pages, host_memory, kv_pages, shared_pages, state_slots
+from ingot.runtime.memory import Pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.ranks.launcher import MeshLauncher
+from ingot.runtime.ranks.leader import Leader
+from ingot.runtime.ranks.seat import ALONE, Seat
+from ingot.runtime.ranks.start import start_ranks
+from ingot.runtime.room import find_room, serving_memory
 from ingot.runtime.round import Round, WithAdapters
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
@@ -58,6 +63,7 @@ class Loaded:
                     scratch pages for a long prefill
     slots           the number of slots for per-sequence states, such as Mamba's; 0 for models without them
     phases          how long each phase of loading took
+    leader          the processes of the other ranks; None on one device
 
     The phases are these. "manifest" checks the digests of all files except the weights; a part of it, "target", detects
     this machine. "plan" and "tokenizer" read files. "device" creates a GPU's context, in parallel with these two.
@@ -76,6 +82,7 @@ class Loaded:
     scratch: Mapping[str, Scratch]
     slots: int
     phases: Phases
+    leader: Leader | None = None
 
     @property
     def plan(self) -> Plan:
@@ -100,12 +107,15 @@ class Loaded:
         return self.executors["main"]
 
     @property
-    def round(self) -> Round | WithAdapters:
+    def round(self) -> Round | WithAdapters | MeshLauncher:
         """The launcher that runs all programs of each step, such as the model and then its draft model.
 
-        In an artifact that serves LoRA adapters, it runs another program in steps that use one.
+        In an artifact that serves LoRA adapters, it runs another program in steps that use one. On a mesh, it runs the
+        steps of all ranks.
         """
         plain = Round([self.executors[entry] for entry in self.plans.round])
+        if self.leader is not None:
+            return MeshLauncher(plain, self.leader)
         return WithAdapters(plain, self.executors[ADAPTED]) if self.has_adapters else plain
 
     @property
@@ -130,7 +140,7 @@ def load_artifact(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
-    """Load an artifact onto the device that it was compiled for.
+    """Load an artifact onto the device that it was compiled for. For a mesh, start a process for each other rank.
 
     path          the artifact's folder
     num_pages     pages of each cache group (KV caches that share one page table); default: as many as fit, up to what
@@ -156,17 +166,29 @@ def load_artifact(
 
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
-    return bind(
-        artifact,
-        num_pages=num_pages,
-        memory=memory,
-        threads=threads,
-        capture=capture,
-        keep_states=keep_states,
-        text=True,
-        phases=phases,
-        early=early,
-    )
+    mesh = mesh_of(artifact.manifest)
+    leader = start_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states) if mesh else None
+    try:
+        loaded = bind(
+            artifact,
+            num_pages=num_pages,
+            memory=memory,
+            threads=threads,
+            capture=capture,
+            keep_states=keep_states,
+            text=True,
+            phases=phases,
+            early=early,
+            seat=ALONE if leader is None else leader.seat,
+        )
+        if leader is not None:
+            with phases.phase("ranks"):
+                leader.wait_until_ready()
+    except BaseException:
+        if leader is not None:
+            leader.close()
+        raise
+    return replace(loaded, leader=leader)
 
 
 def bind(
@@ -181,6 +203,7 @@ def bind(
     text: bool = False,
     phases: Phases | None = None,
     early: EarlyContext | None = None,
+    seat: Seat = ALONE,
 ) -> Loaded:
     """Load an artifact that is already open onto the device that it was compiled for.
 
@@ -195,6 +218,7 @@ def bind(
     text          load the tokenizer too
     phases        records the seconds of each phase; default: a new one, in `Loaded.phases`
     early         the thread that creates the GPU's context; None: create it here
+    seat          the place of this process in the mesh that the artifact was compiled for
 
     Raises ArtifactError for a damaged artifact; OptionError if the plan does not fit into memory.
     """
@@ -204,23 +228,18 @@ def bind(
     with ThreadPoolExecutor(2) as background:
         ready = background.submit(_start, device, phases, early)
         with phases.phase("plan"):
-            plans = _plans(artifact)
+            plans = _plans(artifact, seat)
             limits = read_limits(artifact, plans)
             eos = _eos_token_ids(artifact)
         tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
-        context = on_one_device(target.device)
+        context = context_on(target.device, seat.rank, seat.mesh, seat.connect())
         # Before any copy, so that an artifact that does not fit fails at once.
-        granularity = context.allocator.granularity if scratch_of(plans) else None
-        room = (
-            host_memory(target.memory, granularity)
-            if device.type == "cpu"
-            else device_memory(device, plans, graphs=capture != "none", granularity=granularity)
-        )
-        scratch = scratch_of(plans, on_device=granularity is not None)
-        pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory, keep_states=keep_states)])
-        slots = state_slots(plans, room, num_pages, memory, keep_states=keep_states)
-        sizes = {"R": limits.max_batch, "S": slots}
+        room = seat.room
+        if room is None:
+            memory_here = serving_memory(target, plans, context.allocator.granularity, capture=capture)
+            room = find_room([plans], limits, memory_here, num_pages, memory, keep_states=keep_states)
+        sizes = {"R": limits.max_batch, "S": room.slots}
         if device.type == "cuda":
             copy = WeightCopy(artifact, context, threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
@@ -239,13 +258,14 @@ def bind(
                 for name, one in plans.libraries.items()
             }
         with phases.phase("states"):
-            states = States(plans.states, sizes, context.allocator, pages, scratch)
+            states = States(plans.states, sizes, context.allocator, room.pages, room.scratch)
         # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
             runs: Callable[..., Executor] = CpuExecutor
             if device.type == "cuda":
                 runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging())
+            libraries |= _collectives(plans, context)
             executors = {
                 entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
             }
@@ -253,7 +273,20 @@ def bind(
             _try_out(device, executors, capture, phases)
         weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, scratch, slots, phases)
+    made = room.pages, room.scratch, room.slots
+    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, *made, phases)
+
+
+def _collectives(plans: Plans, context: LoadContext) -> dict[str, Mapping[str, Callable[..., object]]]:
+    """Return the functions of the backends that compute collectives, if the plans use them: backend -> op -> function.
+    `context` connects the ranks."""
+    buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
+    used = {one.backend for bucket in buckets for one in bucket.instructions}
+    return {
+        name: entry.collectives(context)
+        for name, entry in BACKENDS.items()
+        if entry.collectives is not None and name in used
+    }
 
 
 def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:
@@ -301,43 +334,14 @@ def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: C
             executor.synchronize()  # raises errors of these launches here
 
 
-def this_machine(manifest: Manifest) -> Target:
-    """Return the description of this machine: of its GPU if the artifact was compiled for one, else of its CPU. Raises
-    TargetError if there is no GPU for such an artifact, or if the package for GPUs is not installed."""
-    if manifest.target.get("device") != "cuda":
-        return Target.detect("cpu")
-    try:
-        target = Target.detect("cuda")
-    except TargetError as error:
-        raise TargetError(
-            f"the artifact was compiled for a GPU, {manifest.target.get('name')!s:.80}, and {error.what}",
-            expected="a machine like the one it was compiled for",
-            hint="compile it again with --target cpu, or run it on a machine with such a GPU",
-        ) from None
-    require("cuda.bindings", "cuda-bindings", "running on a GPU")
-    return target
-
-
-def check_target(manifest: Manifest) -> None:
-    """Raise TargetError if an artifact was compiled for another machine, or for several devices. The error names the
-    first property that differs."""
-    check_one_device(manifest)
-    target = this_machine(manifest)
-    compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
-    if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity(manifest.versions)):
-        raise TargetError(
-            f"the artifact was compiled for another target: {difference}",
-            expected="a machine like the one it was compiled for",
-            hint="compile it again on this machine",
-        )
-
-
-def _plans(artifact: Artifact) -> Plans:
+def _plans(artifact: Artifact, seat: Seat) -> Plans:
     """Read and check plan.json, and return the plans of this process's rank (its device, if there are several). Raises
     ArtifactError if the file is invalid."""
+    if seat is ALONE:
+        check_one_device(artifact.manifest)
     file = read_plan_file(artifact)
     check_positions(file, mesh_of(artifact.manifest))
-    plans = file.of(this_rank().index)
+    plans = file.of(seat.rank.index)
     check_plans(plans)
     return plans
 

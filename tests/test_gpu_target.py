@@ -32,8 +32,9 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.check_target import check_target
 from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.loader import check_target, load_artifact
+from ingot.runtime.loader import load_artifact
 from ingot.runtime.phases import Phases
 
 NAME = "llama-plain"

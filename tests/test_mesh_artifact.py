@@ -1,4 +1,4 @@
-"""An artifact for a mesh: each rank's weights lie by themselves, a rank loads its own, and serving refuses it."""
+"""An artifact for a mesh: each rank's weights lie by themselves, a rank loads its own."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from sharded import CASES
 
-from ingot import LLM, compile_model
+from ingot import compile_model
 from ingot.compile.packing import pack_weights
 from ingot.compile.publish import ArtifactWriter
 from ingot.debug.explain import explain
@@ -31,7 +31,7 @@ from ingot.runtime import weights as weights_module
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.check_plan import check_positions
 from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loader import bind
 from ingot.runtime.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("mesh artifact")
@@ -142,12 +142,12 @@ def test_all_ranks_share_a_position(folder: Path) -> None:
     check_positions(file, MESH)
 
 
-def test_serving_refuses_it(folder: Path) -> None:
-    for load in (load_artifact, LLM):
-        with pytest.raises(TargetError) as caught:
-            load(folder / "two.ingot")
-        assert caught.value.what == "the artifact was compiled for 2 ranks (tp=2)"
-        assert caught.value.expected == "one: serving on more than one device is not supported yet"
+def test_binding_as_one_device_is_refused(folder: Path) -> None:
+    """Tools that run an artifact in one process say so; serving starts the other ranks."""
+    with pytest.raises(TargetError) as caught:
+        bind(open_artifact(folder / "two.ingot"))
+    assert caught.value.what == "the artifact was compiled for 2 ranks (tp=2)"
+    assert caught.value.expected == "one: only serving runs several ranks"
 
 
 def test_there_is_no_golden_run_to_repeat(folder: Path) -> None:

@@ -31,7 +31,9 @@ class Reference:
         self._asked = asked
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
-        ops = (op_of(node.target) for node in nodes)
+        ops = [op_of(node.target) for node in nodes]
+        if any(op is not None and op.across is not None for op in ops):
+            return No("ranks compute it together, through a backend that connects them")
         if not self._asked and target.device == "cuda" and any(op is not None and op.needs_kernel for op in ops):
             return No("on a GPU it does not replace a missing kernel of this op: it is slower by orders of magnitude")
         if not self._asked and (refused := unrounded(nodes, target)):

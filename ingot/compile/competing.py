@@ -1,16 +1,19 @@
 """Select the backends that may claim the calls of a compile."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ingot.backends.table import BACKENDS, choices
+from ingot.backends.table import BACKENDS, choices, collective_backend
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.machine.target import Target
+from ingot.ir.mesh import ONE_DEVICE, mesh_text
 
 
-def competing(choice: str, target: Target) -> tuple[Backend, ...]:
+def competing(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVICE) -> tuple[Backend, ...]:
     """Return the backends that may compute calls for a target. `choice` is the value of --backend, such as "auto".
+
+    For a `mesh` of several devices, the backend that computes collectives between them is one more.
 
     Raises OptionError for an unknown choice. Raises TargetError if `choice` is "inductor" and Inductor cannot compile
     for the target on this machine.
@@ -26,7 +29,23 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
         raise OptionError(what, expected=f"{', '.join(known)}, for the target {target.name}")
     if choice == "inductor" and target.device == "cuda":
         _check_inductor_compiles(target)
-    return backends_named(known[choice], target.device)
+    return backends_named((*known[choice], *_collectives(target, mesh)), target.device)
+
+
+def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the name of the backend that computes collectives, if `mesh` has several devices.
+
+    Raises OptionError if no backend does so for the target.
+    """
+    if not mesh:
+        return ()
+    if (name := collective_backend(target.device)) is None:
+        raise OptionError(
+            f"the mesh {mesh_text(mesh)} for the target {target.name}",
+            expected="a mesh of CPU processes: the collectives of GPUs (NCCL) are not built yet",
+            hint="compile with --target cpu, or without --mesh",
+        )
+    return (name,)
 
 
 def _check_inductor_compiles(target: Target) -> None:

@@ -174,7 +174,7 @@ class Request:
             raise OptionError("the pass quantize in addition to the option quantize", where="passes")
         machine = Target.named(target)
         check_cache_dtype(kv_cache_dtype, machine)
-        backends = competing(backend, machine)
+        backends = competing(backend, machine, axes)
         for one in backends:
             toolchain_of(one)  # report a missing compiler before tracing
         log = None if tuning_log is None else read_log(tuning_log, machine)

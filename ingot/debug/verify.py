@@ -21,7 +21,8 @@ from ingot.ir.errors import ArtifactError, IngotError, TargetError
 from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import Loaded, bind, check_target
+from ingot.runtime.check_target import check_target
+from ingot.runtime.loader import Loaded, bind
 
 
 def verify(path: str | Path) -> Verification:

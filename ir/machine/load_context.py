@@ -41,6 +41,31 @@ class Allocator(Protocol):
         ...
 
 
+class Communicator(Protocol):
+    """Connects this rank with the other ranks of one mesh axis. All ranks must make the same calls in the same order.
+
+    place   this rank's index on the axis
+    size    the number of ranks on the axis
+
+    All methods raise RankError if another rank is gone.
+    """
+
+    place: int
+    size: int
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Return `x` of each rank, in their order. It has the same shape and dtype on all ranks."""
+        ...
+
+    def send(self, x: torch.Tensor, place: int) -> None:
+        """Send `x` to the rank with index `place`, which must receive it."""
+        ...
+
+    def receive(self, into: torch.Tensor, place: int) -> None:
+        """Receive a tensor of the shape and dtype of `into`, which is row-major, from the rank with index `place`."""
+        ...
+
+
 @dataclass(frozen=True)
 class LoadContext:
     """The facts about this process and its device that are needed to load an artifact.
@@ -49,7 +74,7 @@ class LoadContext:
     rank           which rank of `mesh` this process is; it loads this rank's parts of the weights
     mesh           the mesh that the artifact was compiled for, without axes of size 1
     stream         the CUDA stream on which all steps run; None on a CPU
-    communicators  by mesh axis, the object that connects its ranks, such as an NCCL communicator; empty without a mesh
+    communicators  by mesh axis, the connection of its ranks; empty without a mesh
     allocator      allocates the memory that stays on the device
     """
 
@@ -57,5 +82,5 @@ class LoadContext:
     rank: Rank
     mesh: Mesh
     stream: torch.cuda.Stream | None
-    communicators: Mapping[str, object]
+    communicators: Mapping[str, Communicator]
     allocator: Allocator

@@ -8,6 +8,7 @@ from sharded import CASES
 from staged import staged, traced
 from tiny import TINY
 
+from ingot.backends.gloo.emit import Gloo
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir import ops
 from ingot.ir.artifact.record import PassRecord
@@ -66,7 +67,7 @@ def test_logits_of_a_mesh_stay_narrow() -> None:
     """Behind the gather the cast is a call of its own, and `narrow-logits` takes it away."""
     case = CASES["key-value groups"]
     model = traced({**TINY[case.checkpoint].config, **case.changes, "dtype": "bfloat16"})
-    backends = (Reference(), Rowwise())
+    backends = (Reference(), Rowwise(), Gloo())
     program = staged(model, pipeline_for(case.mesh), mesh=case.mesh, backends=backends)[1].programs["any"]
     logits = program.output_nodes()["logits"]
     assert tensor_type(logits).dtype == torch.bfloat16 and logits.target is ops.all_gather.overload

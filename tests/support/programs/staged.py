@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ingot.backends.gloo.emit import Gloo
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.compile.request import Request
@@ -48,7 +49,7 @@ def pass_context(limits: Limits = LIMITS, **changes: Any) -> PassContext:
         "max_seq_len": limits.max_seq_len,
         "max_batch": limits.max_batch,
         "max_tokens": limits.max_tokens,
-        "backends": BACKENDS,
+        "backends": (*BACKENDS, Gloo()) if changes.get("mesh") else BACKENDS,
         "emit": emit_nothing,
         "bucket": BUCKET,
     }

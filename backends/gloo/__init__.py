@@ -1,0 +1,1 @@
+"""The gloo backend: computes the collectives of a mesh of CPU processes."""

@@ -1,0 +1,132 @@
+"""The gloo backend at run time: connects CPU processes, and computes collectives over these connections.
+
+torch's default process group stays free for other code of the process: the groups here are objects of their own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from ingot.ir.errors import BackendError, InternalError, RankError
+from ingot.ir.machine.load_context import Communicator, LoadContext
+from ingot.ir.ops.registry import wide
+
+# Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
+_TIMEOUT = timedelta(hours=24)
+_LOOPBACK = "127.0.0.1"
+_DIST: Any = torch.distributed  # whose stubs lack most of what it has
+
+
+class GlooCommunicator(Communicator):
+    """Connects the CPU processes of one mesh axis through gloo, over the loopback address.
+
+    folder   a folder that only the user can read, where the processes exchange their ports
+    name     identifies the group of processes in this folder
+    place    this rank's index on the axis
+    size     the number of ranks on the axis
+
+    The constructor waits for all processes of the group. Raises BackendError if they do not connect.
+    """
+
+    def __init__(self, folder: Path, name: str, place: int, size: int) -> None:
+        self.place, self.size = place, size
+        try:
+            store = _DIST.PrefixStore(name, _DIST.FileStore(str(folder / name.replace("/", "-")), size))
+            options = _DIST.ProcessGroupGloo._Options()
+            options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+            options._timeout = _TIMEOUT
+            self._group = _DIST.ProcessGroupGloo(store, place, size, options)
+        except RuntimeError as error:
+            raise BackendError(f"gloo does not connect {size} processes: {error}", where=name) from error
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        found = list(torch.empty((self.size, *x.shape), dtype=x.dtype))
+        with _peers():
+            self._group.allgather([[_bytes(one) for one in found]], [_bytes(x.contiguous())]).wait()
+        return found
+
+    def send(self, x: torch.Tensor, place: int) -> None:
+        with _peers():
+            self._group.send([_bytes(x.contiguous())], place, 0).wait()
+
+    def receive(self, into: torch.Tensor, place: int) -> None:
+        with _peers():
+            self._group.recv([_bytes(into)], place, 0).wait()
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Turn an error of a connection into RankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(f"the connection to another rank is broken: {error}") from error
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return a row-major tensor as u8, which gloo moves whatever the dtype is."""
+    return x.reshape(-1).view(torch.uint8)
+
+
+def collectives(context: LoadContext) -> Mapping[str, Callable[..., Any]]:
+    """Return the functions of the ops that ranks of a mesh axis compute together, by op name."""
+    return {
+        f"ingot.{name}": partial(function, context.communicators)
+        for name, function in (
+            ("all_reduce", _all_reduce),
+            ("all_gather", _all_gather),
+            ("reduce_scatter", _reduce_scatter),
+            ("take_part", _take_part),
+            ("vocab_embedding", _vocab_embedding),
+        )
+    }
+
+
+Communicators = Mapping[str, Communicator]
+
+
+def _along(communicators: Communicators, axis: str) -> Communicator:
+    found = communicators.get(axis)
+    if found is None:
+        raise InternalError(f"no ranks are connected along the axis '{axis}'", expected=", ".join(communicators))
+    return found
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Add up tensors in order, in float32 or wider, and round the sum only. All ranks then have the same bits."""
+    total = wide(parts[0])
+    for part in parts[1:]:
+        total = total + wide(part)
+    return total.to(parts[0].dtype)
+
+
+def _all_reduce(communicators: Communicators, x: torch.Tensor, *, axis: str) -> torch.Tensor:
+    return _sum(_along(communicators, axis).gather(x))
+
+
+def _all_gather(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    return torch.cat(_along(communicators, axis).gather(x), dim)
+
+
+def _reduce_scatter(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    ranks = _along(communicators, axis)
+    return _sum([one.chunk(parts, dim)[ranks.place] for one in ranks.gather(x)]).contiguous()
+
+
+def _take_part(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    return x.chunk(parts, dim)[_along(communicators, axis).place].clone(memory_format=torch.contiguous_format)
+
+
+def _vocab_embedding(
+    communicators: Communicators, tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int
+) -> torch.Tensor:
+    local = tokens.long() - _along(communicators, axis).place * weight.shape[0]
+    mine = (local >= 0) & (local < weight.shape[0])
+    rows = weight.index_select(0, torch.where(mine, local, 0))
+    return rows.masked_fill_(~mine[:, None], 0)

@@ -1,0 +1,188 @@
+"""Rank 0's side of a mesh: it starts the processes of the other ranks, posts steps to them, and watches them.
+
+A fault of any rank ends all of them. The thread that watches records the first cause and kills the other processes.
+That breaks the connections, so a collective in which rank 0 waits ends too, and the engine raises the recorded error.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.ir.errors import IngotError, RankError
+from ingot.ir.machine.load_context import Communicator
+from ingot.ir.mesh import Mesh, Rank, ranks
+from ingot.runtime.ranks.orders import ENDING, STEP
+from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
+from ingot.runtime.ranks.shared_area import SLOTS, RankState, SharedArea
+from ingot.runtime.ranks.step_slots import StepSlots
+from ingot.runtime.ranks.watch import Watch
+from ingot.runtime.room import Room
+from ingot.runtime.step import StepInputs
+
+# How long rank 0 waits for the cause of a broken connection. Watching finds one within some tenths of a second, a
+# stopped process within two seconds.
+_CAUSE_SECONDS = 4.0
+# Processes whose pipes are closed get this long, before they are killed.
+_END_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass
+class _Processes:
+    """The processes of the other ranks, with the pipes of orders to them, by the index of the rank."""
+
+    children: dict[int, "subprocess.Popen[bytes]"]
+    pipes: dict[int, int]
+    folder: Path
+    watch: Watch | None = None
+
+    def end(self, seconds: float = _END_SECONDS) -> None:
+        """End all processes: close their pipes, and kill those that still run after `seconds`."""
+        if self.watch is not None:
+            self.watch.stop()
+        for pipe in self.pipes.values():
+            with contextlib.suppress(OSError):
+                os.close(pipe)
+        self.pipes.clear()
+        deadline = time.monotonic() + seconds
+        for child in self.children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+            child.kill()  # no effect if it has ended
+            child.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Leader:
+    """Rank 0 of a mesh. The constructor starts the processes of the other ranks, which load their parts at once.
+
+    artifact   the artifact's folder
+    mesh       the mesh
+    backend    the backend that connects the ranks
+    room       the pages and slots that every rank allocates
+    slots      how steps are written to shared memory
+    threads    the number of threads that each rank computes with
+    """
+
+    def __init__(self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, threads: int) -> None:
+        self._all = ranks(mesh)
+        self._slots, self._posted = slots, 0
+        self._area = SharedArea(len(self._all), slots.words)
+        folder = Path(tempfile.mkdtemp(prefix="ingot-ranks-"))  # only this user can read it
+        spec = {
+            "artifact": str(artifact.absolute()),
+            "mesh": dict(mesh),
+            "ranks": len(self._all),
+            "backend": backend,
+            "room": room_json(room),
+            "slot_words": slots.words,
+            "threads": threads,
+            "folder": str(folder),
+        }
+        (folder / "spec.json").write_text(json.dumps(spec))
+        self._processes = _Processes({}, {}, folder)
+        self.close = weakref.finalize(self, self._processes.end)
+        try:
+            for rank in self._all[1:]:
+                self._start(rank, folder / "spec.json", threads)
+        except OSError as error:
+            self.close()
+            raise RankError(f"a process of the mesh does not start: {error}") from error
+        self._watch = Watch(self._area, self._all, self._processes.children)
+        self._processes.watch = self._watch
+        self.seat = Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh))
+
+    def _start(self, rank: Rank, spec: Path, threads: int) -> None:
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "ingot.runtime.ranks.worker"]
+        arguments = [str(spec), str(rank.index), str(self._area.fd), str(read)]
+        self._processes.pipes[rank.index] = write
+        try:
+            self._processes.children[rank.index] = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(self._area.fd, read),
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                start_new_session=True,  # Ctrl-C reaches only rank 0
+            )
+        finally:
+            os.close(read)
+
+    def _connect(self, folder: Path, backend: str, mesh: Mesh) -> Mapping[str, Communicator]:
+        """Connect with the other ranks. If one of them ends first, the connecting thread goes on alone."""
+        pool = ThreadPoolExecutor(1, "connect")
+        connected = pool.submit(connections, folder, backend, mesh, self._all[0])
+        pool.shutdown(wait=False)
+        self._wait_until(connected.done)
+        return connected.result()
+
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks have loaded their parts. Raises RankError if one of them fails."""
+        others = self._all[1:]
+        self._wait_until(lambda: all(self._area.state(rank.index) is RankState.READY for rank in others))
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self.check()
+            time.sleep(_POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise RankError if a rank has ended, stopped or failed."""
+        if self._watch.fault is not None:
+            raise self._watch.fault
+
+    def post(self, inputs: StepInputs) -> None:
+        """Write a step to the shared memory, and order the other ranks to run it. Raises RankError."""
+        oldest = self._posted - SLOTS  # the step that used the slot before
+        self._wait_until(lambda: bool((self._area.done[1:] > oldest).all()))
+        self._slots.write(self._area.slot(self._posted), inputs)
+        self._posted += 1
+        self._order(STEP)
+
+    def post_late(self, inputs: StepInputs) -> None:
+        """Write the late inputs of the last step, and order the other ranks to run its ending. Raises RankError."""
+        self.check()
+        self._slots.write_late(self._area.slot(self._posted - 1), inputs)
+        self._order(ENDING)
+
+    def _order(self, order: bytes) -> None:
+        self.check()
+        for pipe in self._processes.pipes.values():
+            try:
+                os.write(pipe, order)
+            except BrokenPipeError as error:
+                raise self._cause(error) from error
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Run rank 0's part of a step in the `with` block. An error there ends the other ranks.
+
+        If another rank is the cause, RankError is raised in its place.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if (cause := self._cause(error)) is error:
+                raise
+            raise cause from error
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Return the fault of another rank that has caused `error`, or `error` itself. All ranks have ended then."""
+        if isinstance(error, IngotError | OSError):
+            self._watch.wait(_CAUSE_SECONDS)
+        if self._watch.fault is not None:
+            return self._watch.fault
+        text = f"{type(error).__name__}: {error.what if isinstance(error, IngotError) else error}"
+        self._watch.end_all(RankError(f"{rank_text(self._all[0])} failed in a step before: {text}"))
+        return error

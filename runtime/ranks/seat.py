@@ -1,0 +1,81 @@
+"""The place of a process in a mesh: its rank, its memory, and its connections to the others."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.backends.table import BACKENDS, collective_backend
+from ingot.ir.cache.scratch_pages import Scratch
+from ingot.ir.errors import TargetError
+from ingot.ir.machine.load_context import Communicator
+from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, groups, mesh_text, ranks
+from ingot.runtime.room import Room
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of this process in a mesh.
+
+    rank     its rank
+    mesh     the mesh
+    room     the pages and slots that every rank allocates; None: this process decides, because it is the only one
+    connect  waits for the other ranks, and returns the connections by mesh axis
+    """
+
+    rank: Rank
+    mesh: Mesh
+    room: Room | None = None
+    connect: Callable[[], Mapping[str, Communicator]] = dict
+
+
+(_RANK,) = ranks(ONE_DEVICE)
+# The seat of a process that serves alone.
+ALONE = Seat(_RANK, ONE_DEVICE)
+
+
+def check_connects(mesh: Mesh, device: str) -> str:
+    """Return the name of the backend that connects the ranks of a mesh of devices ("cpu" or "cuda").
+
+    Raises TargetError if none does.
+    """
+    name = collective_backend(device)
+    if name is None:
+        raise TargetError(
+            f"the artifact was compiled for a mesh of GPUs ({mesh_text(mesh)})",
+            expected="a mesh of CPU processes: the collectives of GPUs (NCCL) are not built yet",
+            hint="compile the model for one GPU, without a mesh, or for CPUs with --target cpu",
+        )
+    return name
+
+
+def connections(folder: Path, backend: str, mesh: Mesh, rank: Rank) -> dict[str, Communicator]:
+    """Connect this rank with the others, and return the connections by mesh axis. All ranks must call this.
+
+    folder   the private folder of the mesh
+    backend  the backend that connects them
+    """
+    connect = BACKENDS[backend].connect
+    assert connect is not None  # `check_connects` returned the name
+    found = {}
+    for axis, place, size in rank.axes:
+        members = next(members for members in groups(mesh, axis) if rank.index in members)
+        found[axis] = connect(folder, f"{axis}-{members[0]}", place, size)
+    return found
+
+
+def rank_text(rank: Rank) -> str:
+    """Return the name of a rank in messages, such as "rank 1 (tp=1)"."""
+    return f"rank {rank.index} ({' '.join(f'{axis}={place}' for axis, place, _ in rank.axes)})"
+
+
+def room_json(room: Room) -> dict[str, Any]:
+    """Return a room as a dict that JSON can hold; `read_room` reads it."""
+    scratch = {name: vars(one) for name, one in room.scratch.items()}
+    return {"pages": dict(room.pages), "scratch": scratch, "slots": room.slots}
+
+
+def read_room(given: Mapping[str, Any]) -> Room:
+    """Return the room that `room_json` has written."""
+    scratch = {name: Scratch(**one) for name, one in given["scratch"].items()}
+    return Room(given["pages"], scratch, given["slots"])

@@ -1,0 +1,49 @@
+"""Start the processes of a mesh from the process of rank 0."""
+
+from dataclasses import replace
+
+import torch
+
+from ingot.ir.mesh import Mesh, ranks, world_size
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.check_plan import check_positions
+from ingot.runtime.check_target import this_machine
+from ingot.runtime.limits import read_limits
+from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.ranks.leader import Leader
+from ingot.runtime.ranks.seat import check_connects
+from ingot.runtime.ranks.step_slots import StepSlots
+from ingot.runtime.room import find_room, serving_memory
+
+
+def start_ranks(
+    artifact: Artifact, mesh: Mesh, num_pages: int | None, memory: int | None, *, keep_states: bool
+) -> Leader:
+    """Start the processes of the other ranks of a mesh, all on this machine. The ranks share its memory and its cores.
+
+    artifact      the open artifact, which was compiled for the mesh
+    num_pages     the pages of each cache group that the user requests, or None
+    memory        the bytes that all ranks together may use; None: what is usual on this machine
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states
+
+    Raises TargetError if no backend connects such devices, and OptionError if a rank's part does not fit.
+    """
+    target = this_machine(artifact.manifest)
+    backend = check_connects(mesh, target.device)
+    file, count = read_plan_file(artifact), world_size(mesh)
+    check_positions(file, mesh)
+    each = [file.of(rank.index) for rank in ranks(mesh)]
+    limits = read_limits(artifact, each[0])
+    # Scratch pages have the number of their place in a cache, so ranks with other caches would number them differently.
+    whole = serving_memory(target, each[0], None, capture="none")
+    share = replace(
+        whole,
+        most=whole.most // count,
+        usual=whole.usual // count,
+        pool=None if whole.pool is None else whole.pool // count,
+    )
+    limit = memory // count if isinstance(memory, int) else memory
+    room = find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
+    threads = max(1, torch.get_num_threads() // count)
+    torch.set_num_threads(threads)
+    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), threads)

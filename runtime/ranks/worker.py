@@ -1,0 +1,95 @@
+"""A rank of a mesh besides rank 0: load this rank's part of an artifact, then run the steps that rank 0 posts.
+
+    python -m ingot.runtime.ranks.worker SPEC RANK AREA ORDERS
+
+SPEC is the file that rank 0 has written, AREA the file descriptor of the shared memory, ORDERS the end of a pipe. Each
+byte of the pipe is an order: to run the next step, or to run the ending of the step before. The process ends when rank
+0 closes the pipe. It reports errors in the shared memory, and prints nothing.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import IngotError, RankError
+from ingot.ir.mesh import ranks
+from ingot.runtime.artifact import open_artifact
+from ingot.runtime.limits import read_limits
+from ingot.runtime.loader import bind
+from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.ranks.orders import BEAT_SECONDS, ENDING
+from ingot.runtime.ranks.seat import Seat, connections, read_room
+from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.step_slots import StepSlots
+
+
+def main() -> None:
+    """Serve as the rank in the arguments until rank 0 closes the pipe. Exit with 1 on errors."""
+    spec = json.loads(Path(sys.argv[1]).read_bytes())
+    number, area_fd, orders = (int(one) for one in sys.argv[2:5])
+    torch.set_num_threads(spec["threads"])
+    area = SharedArea(spec["ranks"], spec["slot_words"], area_fd)
+    threading.Thread(target=_beat, args=(area, number), name="beats", daemon=True).start()
+    status = 0
+    try:
+        _serve(spec, number, area, orders)
+    except Exception as error:
+        area.fail(number, RankState.LOST if lost_rank(error) else RankState.FAILED, _texts(error))
+        status = 1
+    os._exit(status)  # the threads of gloo may wait for ranks that are gone
+
+
+def _beat(area: SharedArea, number: int) -> None:
+    while True:
+        area.beat(number)
+        time.sleep(BEAT_SECONDS)
+
+
+def _serve(spec: Mapping[str, Any], number: int, area: SharedArea, orders: int) -> None:
+    mesh = dict(spec["mesh"])
+    rank = ranks(mesh)[number]
+    artifact = open_artifact(spec["artifact"])
+    folder, backend = Path(spec["folder"]), spec["backend"]
+    seat = Seat(rank, mesh, read_room(spec["room"]), lambda: connections(folder, backend, mesh, rank))
+    loaded = bind(artifact, seat=seat)
+    file = read_plan_file(artifact)
+    slots, steps = StepSlots.of(file, read_limits(artifact, file.of(number))), loaded.round
+    area.set_state(number, RankState.READY)
+    done = 0
+    order = os.read(orders, 1)
+    while order:
+        inputs = slots.read(area.slot(done))
+        handle = steps.launch(inputs)
+        if inputs.ends_late:
+            order = os.read(orders, 1)
+            if order == ENDING:
+                slots.read_late(area.slot(done), inputs)
+                handle.finish()
+        done += 1
+        area.done[number] = done
+        if not inputs.ends_late or order == ENDING:  # otherwise rank 0 gave the step up, and has posted another one
+            order = os.read(orders, 1)
+
+
+def lost_rank(error: BaseException | None) -> bool:
+    """Return whether an error, or a cause of it, is that another rank is gone."""
+    while error is not None and not isinstance(error, RankError):
+        error = error.__cause__
+    return error is not None
+
+
+def _texts(error: Exception) -> dict[str, str]:
+    if isinstance(error, IngotError):
+        return {"what": error.what, "where": error.where, "expected": error.expected, "hint": error.hint}
+    return {"what": f"{type(error).__name__}: {error}", "where": "", "expected": "", "hint": ""}
+
+
+if __name__ == "__main__":
+    main()
