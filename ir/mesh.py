@@ -15,7 +15,12 @@ from ingot.ir.errors import OptionError
 Mesh = Mapping[str, int]
 ONE_DEVICE: Mesh = MappingProxyType({})
 
-AXIS_MEANINGS: Mapping[str, str] = {"tp": "tensor parallelism: every rank holds a part of each layer"}
+STAGES = "pp"
+# In the order of axes in a mesh: the ranks of one layer are neighbours.
+AXIS_MEANINGS: Mapping[str, str] = {
+    STAGES: "pipeline parallelism: every rank holds some of the layers, a stage",
+    "tp": "tensor parallelism: every rank holds a part of each layer",
+}
 # Far above one host: the largest NVLink domain has 72 GPUs (NVIDIA GB200 NVL72).
 _MAX_RANKS = 1024
 
@@ -33,6 +38,25 @@ class Rank:
     def on(self, axis: str) -> tuple[int, int] | None:
         """Return (this rank's index, number of ranks) on a mesh axis; None if the mesh has no such axis."""
         return next(((place, size) for name, place, size in self.axes if name == axis), None)
+
+    @property
+    def stage(self) -> int:
+        """Return the pipeline stage of this rank; 0 on a mesh without stages."""
+        return (self.on(STAGES) or (0, 1))[0]
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Return (this rank's index, number of ranks) among the ranks that hold parts of the same layers."""
+        index, count = 0, 1
+        for axis, place, size in self.axes:
+            if axis != STAGES:
+                index, count = index * size + place, count * size
+        return index, count
+
+
+def within_stage(mesh: Mesh) -> dict[str, int]:
+    """Return the mesh of the ranks that hold parts of the same layers: `mesh` without pipeline stages."""
+    return {axis: size for axis, size in mesh.items() if axis != STAGES}
 
 
 def world_size(mesh: Mesh) -> int:
@@ -61,7 +85,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def check_mesh(mesh: Mesh) -> dict[str, int]:
-    """Check a user's mesh such as {"tp": 2}, and return it without axes of size 1.
+    """Check a user's mesh such as {"tp": 2}, and return it without axes of size 1, in the order of AXIS_MEANINGS.
 
     Raises OptionError for an unknown axis, a size that is no whole number above 0, or more than 1024 ranks.
     """
@@ -72,7 +96,7 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
             raise OptionError(f"mesh axis {axis} is {size!r}", expected="a whole number above 0")
     if world_size(mesh) > _MAX_RANKS:
         raise OptionError(f"a mesh of {world_size(mesh)} ranks", expected=f"at most {_MAX_RANKS}")
-    return {axis: size for axis, size in mesh.items() if size > 1}
+    return {axis: mesh[axis] for axis in AXIS_MEANINGS if mesh.get(axis, 1) > 1}
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -121,6 +121,7 @@ class Program:
 
     bucket     the bucket class: the range of step sizes that the program serves
     plan       the instructions that the runtime runs
+    stages     the plan of each pipeline stage; empty if there is only one
     regions    sets of calls that are compiled together, by name
     libraries  the kernel library of each backend, by backend name
     compiled   calls that are compiled alone, by the node's meta "compiled"; calls of equal types share an item
@@ -140,6 +141,7 @@ class Program:
     compiled: dict[str, Region] = field(default_factory=dict)
     bucket: BucketClass | None = None
     plan: Plan | None = None
+    stages: tuple[Plan, ...] = ()
     history: tuple[PassRecord, ...] = ()
 
     def add_input(self, name: str, value_type: TensorType) -> fx.Node:
@@ -255,6 +257,7 @@ class Program:
             compiled=dict(self.compiled),
             bucket=self.bucket,
             plan=self.plan,
+            stages=self.stages,
             history=self.history,
         )
 

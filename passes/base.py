@@ -85,7 +85,8 @@ class PassContext:
                       time of each backend
     time_calls        function that times the backends of the other Contests; None: the lowest estimated cost wins
     expected          pass name -> how many rewrites it must apply at least
-    mesh              mesh axis -> number of devices, for axes of several devices
+    mesh              mesh axis -> number of devices, for axes of several devices; pipeline stages are no axis here
+    first_layers      the first layer of each pipeline stage; empty: there is only one
     skipped_fusions   fusions that passes must not make: with these weights, they would change results too much
     calibrated        what a calibration computed for the weights; None: there was no calibration
     """
@@ -106,6 +107,7 @@ class PassContext:
     time_calls: TimeCalls | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
+    first_layers: tuple[int, ...] = ()
     skipped_fusions: SkippedFusions = field(default_factory=dict)
     calibrated: CalibratedWeights | None = None
 

@@ -2,6 +2,7 @@
 
 import heapq
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from ingot.passes.base import Pass, PassContext
 from ingot.passes.call_bodies import serving_dims
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.rewrite import Rewriter
+from ingot.passes.stages import stage_of_calls
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def _regions(rewriter: Rewriter, context: PassContext) -> list[tuple[RegionCompi
     A backend may group the calls itself. Calls for which a fusion would change results too much are in no region.
     """
     program = rewriter.program
+    stages = stage_of_calls(program, context.first_layers) if context.first_layers else {}
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):
@@ -70,8 +73,17 @@ def _regions(rewriter: Rewriter, context: PassContext) -> list[tuple[RegionCompi
             else:
                 members.append(node)
         cover = backend.cover(members)
-        found += [(backend, one) for one in (_groups(program, {backend.name}) if cover is None else cover)]
+        for one in _groups(program, {backend.name}) if cover is None else cover:
+            found += [(backend, part) for part in _by_stage(one, stages)]
     return found
+
+
+def _by_stage(members: list[fx.Node], stages: Mapping[fx.Node, int]) -> list[list[fx.Node]]:
+    """Return the calls of a region, divided by pipeline stage. `stages` is empty if there is only one."""
+    parts: dict[int, list[fx.Node]] = {}
+    for node in members:
+        parts.setdefault(stages.get(node, 0), []).append(node)
+    return list(parts.values())
 
 
 def _is_member(node: fx.Node, compilers: set[str]) -> bool:

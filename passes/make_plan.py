@@ -18,6 +18,7 @@ from ingot.passes.base import Pass, PassContext
 from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.plan_memory import bucket_memory, region_workspaces, resident_memory
 from ingot.passes.rewrite import Rewriter
+from ingot.passes.stage_plans import stage_plans
 from ingot.passes.storages import Storage, storages
 
 
@@ -68,6 +69,8 @@ class MakePlan(Pass):
                 ),
             ),
         )
+        if context.first_layers:
+            program.stages = stage_plans(program, program.plan, nodes, _names(program), workspaces, context)
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.ir.errors import OptionError, UnknownPassError
+from ingot.ir.mesh import within_stage
 from ingot.ir.plugins import load_user_pass, user_pass_names
 from ingot.ir.program import Stage
 from ingot.passes.absorb_latents import AbsorbLatents
@@ -104,9 +105,9 @@ _ADDED = frozenset({AdoptQuantized.name})
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
     """Return the pipeline for a mesh of devices. `mesh` maps axis names to numbers of devices.
 
-    Axes of one device are not in `mesh`, so an empty mapping means a single device.
+    Axes of one device are not in `mesh`, so an empty mapping means a single device. Pipeline stages shard nothing.
     """
-    if not mesh:
+    if not within_stage(mesh):
         return PIPELINE
     before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
     return (*before, SHARDING, *PIPELINE[len(before) :])

@@ -39,6 +39,9 @@ def bucket_memory(
     sizes = largest_step(program)
     live = peak = place = 0
     views: dict[str, int] = {}  # the number of live values in each storage
+    for name, value in values.items():
+        if value.buffer == "received":
+            live, views[name] = live + _held(value, sizes), 1
     known: dict[str, int] = {}  # by the call's text: layers repeat a few dozen calls
     for number, (node, instruction) in enumerate(zip(nodes, instructions, strict=True)):
         made = [name for name in instruction.results if name]
@@ -99,8 +102,8 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
         states=states,
         slot=slot,
         groups=groups,
-        inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
-        outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
+        inputs=sum(type_bytes(value_type, sizes) for value_type in program.input_types().values()),
+        outputs=sum(type_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
     )
 
 
@@ -110,7 +113,7 @@ def weight_bytes(specs: Iterable[ParamSpec]) -> int:
     Weights with equal recipe (how it is made), placement (over ranks) and type share one tensor, which counts once.
     """
     distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
-    return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
+    return sum(type_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:
@@ -137,10 +140,10 @@ def _held(value: Value, sizes: Mapping[str, int]) -> int:
 
     `sizes` maps symbolic dims, such as "T", to their sizes in the step.
     """
-    return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
+    return 0 if value.of else type_bytes(parse_type(value.storage or value.type), sizes)
 
 
-def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
+def type_bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
     return math.prod(value_type.bind(sizes)) * value_type.dtype.itemsize
 
 

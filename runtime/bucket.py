@@ -96,7 +96,7 @@ class Bucket:
     ) -> None:
         self.plan = plan
         names = [*resident, *inputs, *plan.values]
-        slot = {name: index for index, name in enumerate(names)}
+        self._slot = slot = {name: index for index, name in enumerate(names)}
         self._table: list[Any] = [None] * len(names)
         for name, tensor in resident.items():
             self._table[slot[name]] = tensor
@@ -163,14 +163,31 @@ class Bucket:
             self._forget()
             raise
 
-    def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
+    def value(self, name: str) -> torch.Tensor:
+        """Return a value of the running step. It is there until an instruction frees it, or the step ends."""
+        found: torch.Tensor = self._table[self._slot[name]]
+        return found
+
+    def set_value(self, name: str, value: torch.Tensor) -> None:
+        """Set a value of the running step, which another pipeline stage has computed."""
+        self._table[self._slot[name]] = value
+
+    def end(
+        self,
+        sizes: Mapping[str, int],
+        watch: Watch | None = None,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> dict[str, torch.Tensor]:
         """Run the last part of the step that `begin` began, such as sampling. Return the step's outputs by name.
 
-        sizes   the size of every symbolic dim, by name
-        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+        sizes        the size of every symbolic dim, by name
+        watch        a debugging hook: called with each instruction in place of running it; returns the instruction's
+                     result
+        before_end   called after the last instruction, while values are still there
         """
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
+            before_end()
             self._checked = True
             return {name: self._table[index] for name, index in self._outputs}
         finally:

@@ -72,18 +72,20 @@ def check_plan(plan: Plan) -> None:
             raise _error(f"no feature declares the input '{name}'", "inputs", known)
         if text != str(declared.type):
             raise _error(f"the input '{name}' is {text}", "inputs", str(declared.type))
-    # Without the input, the plan would silently ignore a request's parameter.
+    # Without the input, the plan would silently ignore a request's parameter. The last pipeline stage has the ending.
+    last = plan.stage is None or plan.stage[0] == plan.stage[1] - 1
     for declared in (one for name in features for one in FEATURES[name].inputs if one.known):
-        if declared.name not in plan.inputs:
+        if last and declared.name not in plan.inputs:
             raise _error(f"the input '{declared.name}' is missing", "inputs", str(declared.type))
-    step_dims = _dims(plan.inputs.values())
+    # The inputs of a pipeline stage need not show all sizes of a step; the other stages send values of any size.
+    step_dims = _dims(plan.inputs.values()) if plan.stage is None else frozenset(plan.dims)
     for name, text in plan.params.items():
         _check_type(text, f"params, {name}", frozenset())
     for name, state in plan.states.items():
         _check_type(state.type, f"states, {name}", LOAD_DIMS)
     for name, text in plan.outputs.items():
         _check_type(text, f"outputs, {name}", step_dims)
-    for one in ending.outputs:
+    for one in ending.outputs if last else ():
         if one.name not in plan.outputs or not one.fits(parse_type(plan.outputs[one.name])):
             raise _error(
                 f"the output '{one.name}' is {plan.outputs.get(one.name, 'missing')}", "outputs", str(one.type)
@@ -157,7 +159,11 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
         _check_type(value.type, f"{where}, values, {name}", step_dims | LOAD_DIMS)
     live = {**plan.inputs, **plan.params, **{name: state.type for name, state in plan.states.items()}}  # with types
     made: set[str] = set()
+    received = _received(plan, bucket, where)
     for number, instruction in enumerate(bucket.instructions):
+        for name in received.pop(number, ()):
+            made.add(name)
+            live[name] = bucket.values[name].type
         place = f"{where}, instruction {number} ({instruction.target[:80]})"
         for name in _reads(instruction):
             if name not in live:
@@ -181,6 +187,24 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
     for name, text in plan.outputs.items():
         if name not in made or name not in live or not may_stand_for(parse_type(live[name]), parse_type(text), name):
             raise _error(f"the output '{name}' is {live.get(name, 'not there')}", where, f"{text}, alive at the end")
+
+
+def _received(plan: Plan, bucket: BucketPlan, where: str) -> dict[int, list[str]]:
+    """Return the names of the values that a pipeline stage receives, by the instruction before which they arrive. Raise
+    ArtifactError if they, or those that it sends, do not fit the plan."""
+    if bucket.transfers is None:
+        return {}
+    index, count = plan.stage or (0, 1)
+    for one in (*bucket.transfers.received, *bucket.transfers.sent):
+        if one.name not in bucket.values or one.stage >= count or one.stage == index:
+            raise _error(f"'{one.name}' is shared with stage {one.stage}", where, f"a value, and one of {count} stages")
+    names = [one.name for one in bucket.transfers.received]
+    if odd := [name for name, one in bucket.values.items() if (one.buffer == "received") is not (name in names)]:
+        raise _error(f"the value '{odd[0]}' is {bucket.values[odd[0]].buffer}", where, "received if it is listed so")
+    found: dict[int, list[str]] = {}
+    for one in bucket.transfers.received:
+        found.setdefault(0 if one.stage < index else bucket.ending, []).append(one.name)
+    return found
 
 
 def _check_executable(

@@ -41,6 +41,7 @@ from ingot.runtime.ranks.seat import ALONE, Seat
 from ingot.runtime.ranks.start import start_ranks
 from ingot.runtime.room import find_room, serving_memory
 from ingot.runtime.round import Round, WithAdapters
+from ingot.runtime.stage_line import StageLine
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
@@ -88,6 +89,11 @@ class Loaded:
     def plan(self) -> Plan:
         """The compiled plan of the main model (the program `main`)."""
         return self.plans.plans["main"]
+
+    @property
+    def served(self) -> Plans:
+        """The plans that a scheduler needs to know: those of this process, or of all ranks of a mesh together."""
+        return self.plans if self.leader is None else self.leader.plans
 
     @property
     def num_pages(self) -> int:
@@ -246,7 +252,7 @@ def bind(
         else:
             params, weights = (
                 {},
-                background.submit(_timed, phases, "weights", partial(_map, artifact, context, threads, verify)),
+                background.submit(_timed, phases, "weights", partial(_map, artifact, context, plans, threads, verify)),
             )
         with phases.phase("executables"):
             executables = {
@@ -262,7 +268,7 @@ def bind(
         # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
-            runs: Callable[..., Executor] = CpuExecutor
+            runs: Callable[..., Executor] = partial(CpuExecutor, line=StageLine.of(context))
             if device.type == "cuda":
                 runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging())
             libraries |= _collectives(plans, context)
@@ -317,8 +323,11 @@ def _timed(phases: Phases, phase: str, work: Callable[[], dict[str, torch.Tensor
         return work()
 
 
-def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
-    return map_weights(artifact, context.rank, verify=verify, threads=threads)
+def _map(
+    artifact: Artifact, context: LoadContext, plans: Plans, threads: int | None, verify: bool
+) -> dict[str, torch.Tensor]:
+    names = {name for plan in plans.plans.values() for name in plan.params} if context.mesh else None
+    return map_weights(artifact, context.rank, names=names, verify=verify, threads=threads)
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:

@@ -52,9 +52,10 @@ def shared_pages(rooms: Sequence[Pages]) -> Pages:
     with fewest pages decides.
 
     `rooms` has one mapping for each rank: cache group -> number of pages that fit there. A cache group is KV caches
-    that share one page table.
+    that share one page table. A rank without caches of a group lacks it.
     """
-    return {name: min(room[name] for room in rooms) for name in rooms[0]}
+    names = sorted({name for room in rooms for name in room})
+    return {name: min(room[name] for room in rooms if name in room) for name in names}
 
 
 def kv_pages(

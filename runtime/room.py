@@ -48,12 +48,15 @@ def find_room(
 
     Raises OptionError if the plans do not fit.
     """
-    pages = shared_pages([kv_pages(one, limits, memory, requested, limit, keep_states=keep_states) for one in each])
-    slots = [state_slots(one, memory, requested, limit, keep_states=keep_states) for one in each]
+    rooms, slots = [], []
     scratch: dict[str, Scratch] = {}
+    paged = [one for one in each if any(plan.memory.groups for plan in one.plans.values())]
     for one in each:
+        pages = requested if one in paged or not paged else None  # a pipeline stage may have no cache
+        rooms.append(kv_pages(one, limits, memory, pages, limit, keep_states=keep_states))
+        slots.append(state_slots(one, memory, pages, limit, keep_states=keep_states))
         scratch |= scratch_of(one, on_device=memory.granularity is not None)
-    return Room(pages, scratch, min((count for count in slots if count), default=0))
+    return Room(shared_pages(rooms), scratch, min((count for count in slots if count), default=0))
 
 
 def serving_memory(target: Target, plans: Plans, granularity: int | None, *, capture: Capture) -> ServingMemory:

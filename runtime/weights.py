@@ -3,7 +3,7 @@
 import itertools
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,17 +62,25 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
 
 
 def map_weights(
-    artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
+    artifact: Artifact,
+    rank: Rank = ONLY_RANK,
+    *,
+    names: Collection[str] | None = None,
+    verify: bool = False,
+    threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return every weight by name, as a view of its memory-mapped file, without a copy. Only the files of `rank` (this
     device, if there are several) are opened. If a weight is sharded, the view is the shard of `rank`.
 
+    names     the weights that the rank needs, on a mesh; None: all
     verify    compare the digests of these files with the manifest
     threads   number of threads that compute digests; default: one per core, at most 8
 
     Raises ArtifactError for a wrong weights.json and for damaged files.
     """
     places = weight_places(artifact, rank)
+    if names is not None:
+        places = {name: place for name, place in places.items() if name in names}
     if verify:
         artifact.verify_files(files_of(artifact, places, rank), threads)
     maps = {file: map_file(artifact, file) for file in dict.fromkeys(place.file for place in places.values())}
@@ -141,10 +149,10 @@ def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()
-    count = math.prod(size for _, _, size in rank.axes)
+    index, count = rank.part
     if len(parts) != count:
         raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
-    return parts[rank.index].file, parts[rank.index].offset
+    return parts[index].file, parts[index].offset
 
 
 def _view(place: Place, buffer: mmap.mmap) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ingot.compile.cache import cache_folder, locked
 from ingot.compile.contents import backend_times, manifest_of, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds
-from ingot.compile.merged_plans import merged_plans, resident_params
+from ingot.compile.merged_plans import merged_plans, resident_params, stage_folders, staged_plans
 from ingot.compile.numerics import NumericsCheck, NumericsReport
 from ingot.compile.packing import Packed, pack_weights
 from ingot.compile.publish import ArtifactWriter, Sealed
@@ -33,11 +33,13 @@ from ingot.ir.artifact.plan import PlanFile, Plans
 from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord
 from ingot.ir.artifact.trace import Level
 from ingot.ir.errors import OptionError
+from ingot.ir.mesh import STAGES, within_stage
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
+from ingot.passes.stages import first_layers
 from ingot.rounding.check import RoundingCheck
 
 
@@ -165,7 +167,8 @@ def compile_model(
     - `calibrate`: a text or JSONL file that the methods use and the model is measured on; "builtin" is a short text
       that comes with Ingot
     - `max_kl`: for "auto", the largest KL divergence from the original model on held-out text, in nats per token
-    - `mesh`: the sizes of a mesh's axes, as in {"tp": 2}. Such an artifact can be inspected, but not served yet
+    - `mesh`: the sizes of a mesh's axes, as in {"tp": 2, "pp": 2}: parts of each layer, and stages of layers. Each rank
+      is a process of its own while serving
     - `trace`: what the artifact records of the passes. "full" is the program before and after each pass, "summary" only
       the changes, "none" nothing
     - `tuning_log`: an artifact, its tuning.json, or the content of one. The compile takes tile sizes of kernels and
@@ -296,7 +299,8 @@ def _compile(
                 weight_budget=request.weight_budget,
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
-                mesh=request.mesh,
+                mesh=within_stage(request.mesh),
+                first_layers=first_layers(model, stages) if (stages := request.mesh.get(STAGES, 1)) > 1 else (),
                 skipped_fusions=rounding.skipped(),
                 calibrated=None if request.calibration is None else request.calibration.weights,
                 measure=emitter.measure,
@@ -313,11 +317,16 @@ def _compile(
         collect()
         with clock.phase("weights") as step:
             params = resident_params(lowered)
-            packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
-        with clock.phase("write"):
             plans = merged_plans(lowered, model.round)
+            file = PlanFile.alike(plans, request.mesh)
+            if stages > 1:
+                file = PlanFile.staged(staged_plans(lowered, model.round), request.mesh)
+            packed = pack_weights(
+                params, request.checkpoint.read, writer, step, within_stage(request.mesh), stage_folders(file)
+            )
+        with clock.phase("write"):
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
-            write_program(writer, model, lowered, PlanFile.alike(plans, request.mesh), choices)
+            write_program(writer, model, lowered, file, choices)
             used = [one for executable in plans.all_executables() for one in choices[executable.id]]
             calls = backend_times(lowered)
             if used or calls:
@@ -394,7 +403,7 @@ def _golden_run(
     return an empty dict and the reason.
     """
     if request.mesh:
-        return {}, "artifacts for a mesh cannot be served yet"
+        return {}, "a golden run is of one process, and the artifact is for the ranks of a mesh"
     if missing := request.target.missing_here():
         return {}, missing
     with clock.phase("golden run"):

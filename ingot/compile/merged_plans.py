@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from ingot.ir.artifact.plan import Executable, Plan, Plans, ResidentMemory
+from ingot.ir.artifact.plan import Executable, Plan, PlanFile, Plans, ResidentMemory
 from ingot.ir.errors import VerifyError
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
-from ingot.ir.program import ParamSpec, Program, StateSpec, merged_params
+from ingot.ir.program import ParamSpec, StateSpec, merged_params
 from ingot.passes.manager import Lowered
 from ingot.passes.plan_memory import weight_bytes
 
@@ -28,8 +28,36 @@ def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main
     """
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
-    merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
+    merged = {entry: _merged_plan(_plans(one)) for entry, one in lowered.items()}
     return Plans(plans={entry: _with_weights(plan, weights) for entry, plan in merged.items()}, round=order)
+
+
+def staged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> list[Plans]:
+    """Return the plans of each pipeline stage of a model: one for each entry, as `merged_plans` returns them."""
+    specs = resident_params(lowered)
+    stages = []
+    for parts in zip(*(program.stages for program in lowered["main"].programs.values()), strict=True):
+        plan = _merged_plan(list(parts))
+        weights = weight_bytes(specs[name] for name in plan.params)
+        stages.append(Plans(plans={"main": _with_weights(plan, weights)}, round=order))
+    return stages
+
+
+def stage_folders(file: PlanFile) -> dict[str, str]:
+    """Return the folder of weights that one pipeline stage alone reads, by the name of the param.
+
+    The params of several stages are left out, and all params of a model without stages.
+    """
+    readers: dict[str, set[int]] = {}
+    for plans in file.positions.values():
+        for plan in plans.plans.values():
+            for name in plan.params if plan.stage is not None else ():
+                readers.setdefault(name, set()).add(plan.stage[0])
+    return {name: f"stage{min(stages)}" for name, stages in readers.items() if len(stages) == 1}
+
+
+def _plans(lowered: Lowered) -> list[Plan]:
+    return [program.plan for program in lowered.programs.values() if program.plan is not None]
 
 
 def _check_states(lowered: Mapping[str, Lowered]) -> None:
@@ -46,22 +74,22 @@ def _check_states(lowered: Mapping[str, Lowered]) -> None:
                 )
 
 
-def _merged_plan(programs: list[Program]) -> Plan:
+def _merged_plan(plans: list[Plan]) -> Plan:
     """Return the plan (the instructions for all steps) of one entry, a program of the model such as "main".
 
-    `programs` has a lowered program for each bucket class (range of step sizes). Fields of the plan that do not depend
-    on the bucket class are equal in all of them.
+    `plans` has the plan of each bucket class (range of step sizes). Fields that do not depend on the bucket class are
+    equal in all of them.
     """
-    plans = [program.plan for program in programs if program.plan is not None]
     executables: dict[str, Executable] = {}
     for item in (executable for plan in plans for executable in plan.executables.values()):
         known = executables.get(item.id, item)  # the class with the larger steps has the larger workspace
         executables[item.id] = max(known, item, key=lambda one: one.workspace)
-    params = {name: spec for program in programs for name, spec in program.params.items()}
     return plans[0].model_copy(
         update={
             "outputs": {name: _widest(name, [plan.outputs[name] for plan in plans]) for name in plans[0].outputs},
-            "params": {name: str(spec.type) for name, spec in params.items()},
+            "inputs": {name: text for plan in plans for name, text in plan.inputs.items()},
+            "params": {name: text for plan in plans for name, text in plan.params.items()},
+            "states": {name: state for plan in plans for name, state in plan.states.items()},
             "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),

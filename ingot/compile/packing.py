@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ def pack_weights(
     writer: ArtifactWriter,
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
+    folders: Mapping[str, str] = MappingProxyType({}),
 ) -> Packed:
     """Make the tensor of each param, and write it to a file weights/NNNNN.safetensors.
 
@@ -51,18 +52,28 @@ def pack_weights(
     is. Params with equal recipe, placement (distribution over a mesh) and type share a tensor.
 
     Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors. A rank then
-    reads only its bytes. A recipe step with several results (a quantized weight, its scales and zeros) runs once. Its
-    results are kept until the last param that needs one is written. Raises CheckpointError if the result of a recipe
-    does not have the type of its param.
+    reads only its bytes. `folders` has a further folder for some params, such as "stage1" for those of one pipeline
+    stage; a tensor that params of several folders share is in none.
+
+    A recipe step with several results (a quantized weight, its scales and zeros) runs once. Its results are kept until
+    the last param that needs one is written. Raises CheckpointError if the result of a recipe does not have the type of
+    its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
     memo: dict[Recipe, Results] = {}
     waiting = Counter(step for spec in params.values() for step in spec.recipe.shared_steps())
+    shared_by: dict[tuple[Recipe, object, object], set[str]] = {}
+    for name, spec in params.items():
+        shared_by.setdefault((spec.recipe, spec.placement, spec.type), set()).add(folders.get(name, ""))
     total = 0
     with _Saving(writer) as saving:
-        shared = _Files(saving, "weights")
-        own = [_Files(saving, f"weights/rank{rank.index}") for rank in ranks(mesh)] if mesh else []
+        made: dict[str, _Files] = {}
+
+        def files_in(*path: str) -> _Files:
+            folder = "/".join(("weights", *filter(None, path)))
+            return made.setdefault(folder, _Files(saving, folder))
+
         for done, (name, spec) in enumerate(params.items(), 1):
             key = (spec.recipe, spec.placement, spec.type)
             index[name] = {
@@ -76,15 +87,17 @@ def pack_weights(
                 index[name]["same_as"] = owner[key]
                 continue
             owner[key] = name
+            folder = next(iter(shared_by[key])) if len(shared_by[key]) == 1 else ""
             if mesh and any(place.kind == "shard" for place in spec.placement):
-                index[name]["parts"] = [{} for _ in own]
-                for files, rank, place in zip(own, ranks(mesh), index[name]["parts"], strict=True):
-                    total += files.add(name, _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo)), place)
+                index[name]["parts"] = [{} for _ in ranks(mesh)]
+                for rank, place in zip(ranks(mesh), index[name]["parts"], strict=True):
+                    tensor = _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo))
+                    total += files_in(folder, f"rank{rank.index}").add(name, tensor, place)
             else:
-                total += shared.add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
+                total += files_in(folder).add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
             memo = {step: results for step, results in memo.items() if waiting[step] > 0}
             on_done(done, len(params))
-        for files in (shared, *own):
+        for files in made.values():
             files.flush()
     writer.write_json("weights.json", index)
     return Packed(total, len(owner), len(params))

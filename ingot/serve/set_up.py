@@ -61,7 +61,9 @@ def make_engine(
 
     Raises OptionError for a limit above the artifact's, and for `prefix_caching` True without a paged KV cache.
     """
-    limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
+    limits, plans = loaded.limits, loaded.served
+    plan = plans.plans["main"]
+    ending = parse_ending(plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
     config = SchedulerConfig(
         max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
@@ -70,22 +72,22 @@ def make_engine(
         max_seq_len=_within("max_model_len", max_model_len, limits.max_seq_len),
         page_size=limits.page_size,
         chunked_prefill=chunked_prefill and not whole,
-        prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
+        prefix_caching=_prefix_caching(prefix_caching, plan),
         policy=policy,
         whole=whole,
-        max_drafts=max_drafts(loaded.plans),
-        few_tokens=_few_tokens(loaded.plan),
+        max_drafts=max_drafts(plans),
+        few_tokens=_few_tokens(plan),
         least_shared=_least_shared(loaded) if cascade else None,
-        blocks=blocks_of(loaded.plans),
-        unserved=() if pools else unserved_params(loaded.plan.inputs),
+        blocks=blocks_of(plans),
+        unserved=() if pools else unserved_params(plan.inputs),
     )
-    layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.entries)
+    layout = layout_of(plans.plans[entry].inputs for entry in loaded.entries)
     steps = loaded.round
     slots = PagePool(loaded.slots) if loaded.slots else None
     check_slots(config, slots)
     scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size, loaded.scratch_pages), layout, slots)
     if pools:
-        width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
+        width = parse_type(plan.outputs[VECTORS]).shape[-1]
         assert isinstance(width, int)
         attributes = POOL.set_by(ending)
         return PoolingEngine(

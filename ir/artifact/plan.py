@@ -4,12 +4,13 @@ These types are also the schema of plan.json. Tensor types are in their text for
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.ir.errors import ArtifactError
-from ingot.ir.mesh import Mesh, world_size
+from ingot.ir.mesh import Mesh, ranks, world_size
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -157,7 +158,8 @@ class Value(BaseModel):
     """The memory of a value that an instruction makes and later instructions read.
 
     type     its type as text
-    buffer   "pool" if it has memory from the pool, "view" if it shares the memory of another value
+    buffer   "pool" if it has memory from the pool, "view" if it shares the memory of another value, "received" if
+             another pipeline stage sends it
     storage  in the pool: the type of the tensor that is allocated before the instruction; it is freed after the last
              use of the value and of its views
     of       for a view: the value, input, param or state that it is a view of
@@ -184,6 +186,30 @@ class State(BaseModel):
     group: str
     unit: str
     type: str
+
+
+class Transfer(BaseModel):
+    """A value that two pipeline stages share: one computes and sends it, the other receives it.
+
+    name   the value's name in the plans of both
+    stage  the index of the other stage
+    """
+
+    model_config = _FROZEN
+    name: str
+    stage: Annotated[int, Field(ge=0)]
+
+
+class Transfers(BaseModel):
+    """The values that the plan of a pipeline stage receives and sends, in order.
+
+    received  before the model's instructions from earlier stages, and before those of the ending from later ones
+    sent      after the model's instructions to later stages, and after those of the ending to earlier ones
+    """
+
+    model_config = _FROZEN
+    received: tuple[Transfer, ...] = ()
+    sent: tuple[Transfer, ...] = ()
 
 
 class BucketMemory(BaseModel):
@@ -248,6 +274,7 @@ class BucketPlan(BaseModel):
     memory        the most memory that a step allocates
     ending        the index of the first instruction after the model; from there on, instructions use logits or hidden
                   states, for example to sample tokens, and may run later
+    transfers     the values that a pipeline stage receives and sends; None if the plan is not that of a stage
     """
 
     model_config = _FROZEN
@@ -256,6 +283,7 @@ class BucketPlan(BaseModel):
     values: dict[str, Value]
     memory: BucketMemory
     ending: Annotated[int, Field(ge=0)]
+    transfers: Transfers | None = None
 
     def nodes_per_backend(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -279,6 +307,7 @@ class Plan(BaseModel):
     libraries    the kernel libraries, by backend
     memory       the memory that is kept between steps
     buckets      the instructions for each range of step sizes
+    stage        (index, number) of the pipeline stage whose plan this is; None: the plan computes all of the entry
     """
 
     model_config = _FROZEN
@@ -294,6 +323,7 @@ class Plan(BaseModel):
     libraries: dict[str, Executable] = {}
     memory: ResidentMemory
     buckets: tuple[BucketPlan, ...]
+    stage: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -341,7 +371,8 @@ class PlanFile(BaseModel):
     """The contents of plan.json: the plans of each rank of a mesh.
 
     `positions` holds plans by a key. `ranks[i]` is the key of the plans that rank i runs, so that ranks with equal
-    plans share them. On one device, and with tensor parallelism alone, all ranks have the key "all".
+    plans share them. On one device, and with tensor parallelism alone, all ranks have the key "all". Otherwise the
+    ranks of a pipeline stage share a key, such as "stage 1".
     """
 
     model_config = _FROZEN
@@ -352,6 +383,14 @@ class PlanFile(BaseModel):
     def alike(plans: Plans, mesh: Mesh) -> "PlanFile":
         """Return a plan.json in which all ranks of a mesh have the same plans."""
         return PlanFile(positions={ALL: plans}, ranks=(ALL,) * world_size(mesh))
+
+    @staticmethod
+    def staged(stages: Sequence[Plans], mesh: Mesh) -> "PlanFile":
+        """Return a plan.json with the plans of each pipeline stage. `mesh` has as many stages."""
+        names = [f"stage {index}" for index in range(len(stages))]
+        return PlanFile(
+            positions=dict(zip(names, stages, strict=True)), ranks=tuple(names[rank.stage] for rank in ranks(mesh))
+        )
 
     def of(self, rank: int) -> Plans:
         """Return the plans of the rank with index `rank`. Raises ArtifactError if there are none for it."""

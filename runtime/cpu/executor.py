@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from ingot.runtime.edited_rows import write_edits, write_masks
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
+from ingot.runtime.stage_line import StageLine, check_line
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs
 from ingot.runtime.step_outputs import VECTORS
@@ -46,7 +48,8 @@ class CpuStepHandle:
 
 
 class CpuExecutor(Executor):
-    """Runs a plan on a CPU. `Executor` describes the arguments. If `states` is None, it allocates states.
+    """Runs a plan on a CPU. `Executor` describes the arguments. If `states` is None, it allocates states. `line`
+    reaches the other pipeline stages; None: the plan has none.
 
     Raises ArtifactError if a weight has another dtype, shape or strides than in the plan. Raises OptionError if there
     is no memory for the states.
@@ -63,8 +66,10 @@ class CpuExecutor(Executor):
         sizes: Mapping[str, int],
         libraries: Libraries | None = None,
         states: States | None = None,
+        line: StageLine | None = None,
     ) -> None:
-        self.plan = plan
+        check_line(line, plan.stage is not None)
+        self.plan, self._line = plan, line
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
         self.states = States(plan.states, self.sizes) if states is None else states
@@ -81,17 +86,27 @@ class CpuExecutor(Executor):
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
         """
         sizes = step_sizes(self.inputs, inputs, self.sizes)
+        line = self._line
+        if line is not None and isinstance(inputs, StepInputs):
+            sizes = {**vars(inputs.sizes), **sizes}  # a stage may lack the inputs that show them
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)
         write_edits(self.plan.states, self.states, inputs)
         name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
         with _threads(threads):
+            if line is not None:
+                line.receive(bucket, sizes, late=False)
             bucket.begin(inputs, sizes, watch)
+            if line is not None:
+                line.send(bucket, late=False)
 
         def end() -> CpuStepHandle:
             write_masks(self.plan.states, self.states, inputs)
             with _threads(threads):
-                return CpuStepHandle(name, bucket.end(sizes, watch))
+                if line is None:
+                    return CpuStepHandle(name, bucket.end(sizes, watch))
+                line.receive(bucket, sizes, late=True)
+                return CpuStepHandle(name, bucket.end(sizes, watch, partial(line.send, bucket, late=True)))
 
         return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.ends_late else end()
 

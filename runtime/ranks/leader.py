@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import Mesh, Rank, ranks
@@ -71,11 +72,14 @@ class Leader:
     backend    the backend that connects the ranks
     room       the pages and slots that every rank allocates
     slots      how steps are written to shared memory
+    plans      (attribute) the plans of all ranks together, for the scheduler
     threads    the number of threads that each rank computes with
     """
 
-    def __init__(self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, threads: int) -> None:
-        self._all = ranks(mesh)
+    def __init__(
+        self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, plans: Plans, threads: int
+    ) -> None:
+        self._all, self.plans = ranks(mesh), plans
         self._slots, self._posted = slots, 0
         self._area = SharedArea(len(self._all), slots.words)
         folder = Path(tempfile.mkdtemp(prefix="ingot-ranks-"))  # only this user can read it

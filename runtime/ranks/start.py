@@ -13,6 +13,7 @@ from ingot.runtime.plan_file import read_plan_file
 from ingot.runtime.ranks.leader import Leader
 from ingot.runtime.ranks.seat import check_connects
 from ingot.runtime.ranks.step_slots import StepSlots
+from ingot.runtime.ranks.whole_plans import whole_plans
 from ingot.runtime.room import find_room, serving_memory
 
 
@@ -46,4 +47,4 @@ def start_ranks(
     room = find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
     threads = max(1, torch.get_num_threads() // count)
     torch.set_num_threads(threads)
-    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), threads)
+    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), whole_plans(file), threads)
