@@ -29,6 +29,7 @@ from ingot.serve.engine.served_engine import ServedEngine
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
 from ingot.serve.find_artifact import find_artifact, is_artifact
+from ingot.serve.mesh_sizes import with_mesh
 from ingot.serve.served_model import ServedModel, TextThreads
 
 # A longer text is tokenized in a thread. This length takes 1 ms with pico's tokenizer, in which no stream advances.
@@ -76,7 +77,8 @@ class AsyncLLM:
             compile_options["quantize"] = quantize
         if options.get("enable_lora") and not is_artifact(model):
             compile_options.setdefault("max_loras", 1)  # vLLM's default
-        self.model = ServedModel.open(find_artifact(model, compile_options), chat_template, generation_config)
+        path = find_artifact(model, with_mesh(model, compile_options))
+        self.model = ServedModel.open(path, chat_template, generation_config)
         self.model.check_chat_template()
         if (longest := options.get("max_model_len")) is not None:  # the engine refuses a bad one
             self.model = replace(self.model, max_seq_len=longest)

@@ -16,6 +16,7 @@ from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.default_params import default_sampling_params
 from ingot.serve.find_artifact import find_artifact, is_artifact
+from ingot.serve.mesh_sizes import with_mesh
 
 if TYPE_CHECKING:
     from ingot.runtime.adapters.lora_request import LoRARequest
@@ -46,6 +47,9 @@ class LLM:
                              hub: "org/name" or "org/name@REVISION". A checkpoint is compiled once, in a child process.
                              Later starts use the cached artifact
     revision                 the revision of a hub repository; default: main
+    tensor_parallel_size     the number of processes that share each layer; a checkpoint is compiled for it. Default: as
+                             compiled, or 1
+    pipeline_parallel_size   the number of stages of layers, each with processes of its own; as above
     quantize                 the format in which the weights of a checkpoint are stored, such as "fp8"; default: as they
                              are
     memory                   the most bytes that serving may use, with weights and activations; default: all memory of
@@ -82,6 +86,8 @@ class LLM:
         *,
         revision: str | None = None,
         quantize: str | None = None,
+        tensor_parallel_size: int | None = None,
+        pipeline_parallel_size: int | None = None,
         memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
@@ -105,7 +111,8 @@ class LLM:
             compile_options["quantize"] = quantize
         if enable_lora and not is_artifact(model):
             compile_options.setdefault("max_loras", 1)  # vLLM's default
-        path = find_artifact(model, compile_options)
+        sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
+        path = find_artifact(model, with_mesh(model, {**compile_options, **sizes}))
         phases = Phases()
         context = begin_context(phases) if device_of(path) == "cuda" else None
         try:

@@ -20,6 +20,11 @@ MEANINGS: Mapping[str, tuple[object, str]] = {
         None,
         "the format to round a checkpoint of floats to, or the method that quantized the checkpoint",
     ),
+    "tensor_parallel_size": (1, "processes that share each layer; a checkpoint is compiled for them"),
+    "pipeline_parallel_size": (
+        1,
+        "stages of layers, each with processes of its own; a checkpoint is compiled for them",
+    ),
     "max_model_len": (None, "the most tokens of a sequence; a checkpoint is compiled for them"),
     "max_num_seqs": (None, "the most sequences in a step; at most as compiled"),
     "max_num_batched_tokens": (None, "the most tokens in a step; at most as compiled"),
@@ -135,7 +140,7 @@ NO_EFFECT: Mapping[str, Mapping[str, object]] = {
 
 # reason -> name -> default
 REFUSED: Mapping[str, Mapping[str, object]] = {
-    "Ingot serves on one device": {
+    "the ranks of a mesh run on one machine, and serve one model together": {
         "all2all_backend": "allgather_reducescatter",
         "cp_kv_cache_interleave_size": None,
         "data_parallel_address": None,
@@ -163,10 +168,8 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
         "nnodes": 1,
         "node_rank": 0,
         "numa_bind": False,
-        "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1,
         "ray_workers_use_nsight": False,
-        "tensor_parallel_size": 1,
         "worker_cls": "auto",
         "worker_extension_cls": "",
     },

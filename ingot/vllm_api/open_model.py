@@ -10,6 +10,7 @@ from ingot.ir.artifact.manifest_file import MANIFEST, device_of
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.llm import LLM
+from ingot.serve.mesh_sizes import SIZES, with_mesh
 from ingot.vllm_api.argument_meanings import MEANINGS
 from ingot.vllm_api.engine_args import EngineArgs
 from ingot.vllm_api.quantization import Quantization, read_quantization
@@ -41,6 +42,8 @@ def open_model(args: EngineArgs) -> LLM:
             hint=f"compile the checkpoint with it: compile-model CHECKPOINT -o NAME.ingot{made}",
         )
     options = {} if compiled else _compile_options(args, quantization)
+    sizes = {name: size for name in SIZES if (size := getattr(args, name)) != MEANINGS[name][0]}
+    options = with_mesh(args.model, {**options, **sizes})
     path = find_artifact(args.model, options, quantization.methods if quantization else None)
     limits = _manifest(path)
     if compiled:

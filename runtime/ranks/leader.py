@@ -22,9 +22,9 @@ from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import Mesh, Rank, ranks
-from ingot.runtime.ranks.orders import ENDING, STEP
+from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
-from ingot.runtime.ranks.shared_area import SLOTS, RankState, SharedArea
+from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.watch import Watch
 from ingot.runtime.room import Room
@@ -80,7 +80,6 @@ class Leader:
         self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, plans: Plans, threads: int
     ) -> None:
         self._all, self.plans = ranks(mesh), plans
-        self._slots, self._posted = slots, 0
         self._area = SharedArea(len(self._all), slots.words)
         folder = Path(tempfile.mkdtemp(prefix="ingot-ranks-"))  # only this user can read it
         spec = {
@@ -95,6 +94,7 @@ class Leader:
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         self._processes = _Processes({}, {}, folder)
+        self._steps = PostedSteps(self._area, slots, self._processes.pipes)
         self.close = weakref.finalize(self, self._processes.end)
         try:
             for rank in self._all[1:]:
@@ -148,25 +148,20 @@ class Leader:
 
     def post(self, inputs: StepInputs) -> None:
         """Write a step to the shared memory, and order the other ranks to run it. Raises RankError."""
-        oldest = self._posted - SLOTS  # the step that used the slot before
-        self._wait_until(lambda: bool((self._area.done[1:] > oldest).all()))
-        self._slots.write(self._area.slot(self._posted), inputs)
-        self._posted += 1
-        self._order(STEP)
+        self._wait_until(self._steps.has_room)
+        self.check()
+        try:
+            self._steps.post(inputs)
+        except BrokenPipeError as error:
+            raise self._cause(error) from error
 
     def post_late(self, inputs: StepInputs) -> None:
         """Write the late inputs of the last step, and order the other ranks to run its ending. Raises RankError."""
         self.check()
-        self._slots.write_late(self._area.slot(self._posted - 1), inputs)
-        self._order(ENDING)
-
-    def _order(self, order: bytes) -> None:
-        self.check()
-        for pipe in self._processes.pipes.values():
-            try:
-                os.write(pipe, order)
-            except BrokenPipeError as error:
-                raise self._cause(error) from error
+        try:
+            self._steps.post_late(inputs)
+        except BrokenPipeError as error:
+            raise self._cause(error) from error
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -17,6 +17,8 @@ from ingot.ir.features.request_view import Array
 
 # The inputs of this many steps are kept, so that rank 0 can prepare a step while other ranks run the one before.
 SLOTS = 4
+# How often a rank reports that its process runs.
+BEAT_SECONDS = 0.5
 _WORDS = 4  # numbers that each rank reports
 _STATE, _DONE, _BEATS = range(3)
 _TEXT_BYTES = 1 << 13

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ingot.ir.errors import RankError
 from ingot.ir.mesh import Rank
-from ingot.runtime.ranks.orders import BEAT_SECONDS
 from ingot.runtime.ranks.seat import rank_text
-from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea
 
 _PERIOD_SECONDS = 0.1
 # A process that is stopped this long counts as gone. A debugger, or a shell that stops all processes, is faster.

@@ -24,9 +24,9 @@ from ingot.runtime.artifact import open_artifact
 from ingot.runtime.limits import read_limits
 from ingot.runtime.loader import bind
 from ingot.runtime.plan_file import read_plan_file
-from ingot.runtime.ranks.orders import BEAT_SECONDS, ENDING
+from ingot.runtime.ranks.posted_steps import run_posted
 from ingot.runtime.ranks.seat import Seat, connections, read_room
-from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 
 
@@ -62,20 +62,7 @@ def _serve(spec: Mapping[str, Any], number: int, area: SharedArea, orders: int) 
     file = read_plan_file(artifact)
     slots, steps = StepSlots.of(file, read_limits(artifact, file.of(number))), loaded.round
     area.set_state(number, RankState.READY)
-    done = 0
-    order = os.read(orders, 1)
-    while order:
-        inputs = slots.read(area.slot(done))
-        handle = steps.launch(inputs)
-        if inputs.ends_late:
-            order = os.read(orders, 1)
-            if order == ENDING:
-                slots.read_late(area.slot(done), inputs)
-                handle.finish()
-        done += 1
-        area.done[number] = done
-        if not inputs.ends_late or order == ENDING:  # otherwise rank 0 gave the step up, and has posted another one
-            order = os.read(orders, 1)
+    run_posted(steps, area, slots, number, orders)
 
 
 def lost_rank(error: BaseException | None) -> bool:

@@ -36,6 +36,8 @@ def run_model(
     ignore_eos: Flag = False,
     seed: int | None = None,
     quantize: str | None = None,
+    tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int | None = None,
     timings: Flag = False,
     json: Flag = False,
 ) -> None:
@@ -71,6 +73,10 @@ def run_model(
         Makes sampling repeatable.
     quantize
         Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
+    tensor_parallel_size
+        Processes that share each layer. A checkpoint is compiled for them. Default: as compiled, or 1.
+    pipeline_parallel_size
+        Stages of layers, each with processes of its own. Default: as compiled, or 1.
     timings
         Also print the seconds of each phase of the start. Some phases overlap.
     json
@@ -95,7 +101,12 @@ def run_model(
     begin = time.perf_counter()
     from ingot.serve.llm import LLM
 
-    llm = LLM(artifact, quantize=quantize)
+    llm = LLM(
+        artifact,
+        quantize=quantize,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+    )
     load_s = time.perf_counter() - begin
     if conversation is not None:
         (asked,) = llm.preprocess_chat(conversation)

@@ -21,6 +21,8 @@ def run_batch_file(
     reasoning_parser: str = "auto",
     strict: Flag = False,
     quantize: str | None = None,
+    tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int | None = None,
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_num_seqs: int | None = None,
@@ -54,6 +56,10 @@ def run_batch_file(
         Refuse requests with unknown fields, instead of logging a warning.
     quantize
         Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
+    tensor_parallel_size
+        Processes that share each layer. A checkpoint is compiled for them. Default: as compiled, or 1.
+    pipeline_parallel_size
+        Stages of layers, each with processes of its own. Default: as compiled, or 1.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -87,6 +93,8 @@ def run_batch_file(
         chat_template=chat_template,
         limits=BATCH_LIMITS,
         quantize=quantize,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_num_seqs=max_num_seqs,

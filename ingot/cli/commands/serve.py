@@ -56,6 +56,8 @@ def serve_model(
     max_queue: int = 4096,
     max_stored_responses: int = 1000,
     quantize: str | None = None,
+    tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int | None = None,
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_model_len: int | None = None,
@@ -151,6 +153,10 @@ def serve_model(
         Responses that /v1/responses stores in memory for each API key; the least recently used are dropped.
     quantize
         Store the weights of a checkpoint in this format, rounded to nearest, as in fp8 or int4_g128.
+    tensor_parallel_size
+        Processes that share each layer. A checkpoint is compiled for them. Default: as compiled, or 1.
+    pipeline_parallel_size
+        Stages of layers, each with processes of its own. Default: as compiled, or 1.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -244,6 +250,8 @@ def serve_model(
         limits=EngineLimits(max_waiting=max_queue),
         replicas=replicas,
         quantize=quantize,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_model_len=max_model_len,
