@@ -80,8 +80,11 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
             rewriter.refuse(param, f"{problem}: every rank holds it whole")
             return
         if not split.repeat or any(segment % split.unit for segment in segments):
-            expected = f"a divisor of {math.gcd(*segments) // split.unit}"
-            raise OptionError(problem, where=f"mesh {mesh_text(program.mesh)}", expected=expected)
+            common = math.gcd(*segments) // split.unit
+            sizes = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+            raise OptionError(
+                problem, where=f"mesh {mesh_text(program.mesh)}", expected=f"{split.axis} of {sizes}, its divisors"
+            )
         times = math.lcm(*(parts // math.gcd(segment // split.unit, parts) for segment in segments))
         made = _repeated(made, spec.type.shape, split.dim, split.unit, times)
         size, segments = size * times, tuple(segment * times for segment in segments)

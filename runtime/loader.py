@@ -185,7 +185,7 @@ def load_artifact(
             text=True,
             phases=phases,
             early=early,
-            seat=ALONE if leader is None else leader.seat,
+            seat=ALONE if leader is None else leader.seat(),
         )
         if leader is not None:
             with phases.phase("ranks"):

@@ -2,7 +2,7 @@
 
 A pair works if its tokens are those of an equivalent model: floats of the same numbers for quantized weights, weights
 with the adapter merged by hand, one rank for a mesh, prompts that are computed for cached ones, and a batch of one for
-deterministic mode. Serving refuses every artifact for a mesh, so its ranks run in the interpreter.
+deterministic mode. The ranks of a mesh are threads here, and run in the interpreter too.
 """
 
 import itertools
@@ -16,9 +16,10 @@ import pytest
 from lora_folder import adapter_for, merged_by_hand
 from quantized_files import LIMIT_OPTIONS, MODEL
 from safetensors.torch import load_file, save_file
+from thread_ranks import generated, thread_engine
 
 from ingot import LLM, LoRARequest, SamplingParams, compile_model
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.errors import OptionError
 from ingot.ir.mesh import ranks
 from ingot.ir.numerics.harness import MeshRun, teacher_forced
 from ingot.ir.parse import parse_program
@@ -125,7 +126,7 @@ def one_by_one(artifact: Path, prompts: Sequence[Sequence[int]] = PROMPTS, **opt
 
 
 def check_ranks(artifact: Path, wanted: Sequence[Answer]) -> None:
-    """Check that ranks with their own weights choose the tokens of `wanted`, and that serving refuses them."""
+    """Check that ranks with their own weights choose the tokens of `wanted`, interpreted and served."""
     program = parse_program((artifact / "program.ir").read_text())
     assert program.mesh == MESH
     run = MeshRun(program, [map_weights(open_artifact(artifact), rank) for rank in ranks(MESH)])
@@ -133,8 +134,12 @@ def check_ranks(artifact: Path, wanted: Sequence[Answer]) -> None:
     logits = teacher_forced(program.input_types(), run, fed, chunk=16)
     chosen = [rows[len(prompt) - 1 :].argmax(-1).tolist() for rows, prompt in zip(logits, PROMPTS, strict=True)]
     assert chosen == tokens(wanted)
-    with pytest.raises(TargetError, match=r"compiled for 2 ranks \(tp=2\)"):
-        LLM(artifact)
+    with thread_engine(artifact, num_pages=40) as engine:
+        assert served_tokens(engine) == tokens(wanted)
+
+
+def served_tokens(engine: Any) -> list[list[int]]:
+    return [list(one.token_ids) for one in generated(engine, PROMPTS, [GREEDY] * len(PROMPTS))]
 
 
 def quantize_and_mesh(models: Models) -> None:
@@ -172,8 +177,13 @@ def mesh_and_adapters(models: Models) -> None:
 
 
 def mesh_and_prefix_cache(models: Models) -> None:
-    with pytest.raises(TargetError, match=r"compiled for 2 ranks \(tp=2\)"):
-        LLM(models.artifact("floats", "mesh", "deterministic"), enable_prefix_caching=True)
+    """All ranks have the pages that rank 0's scheduler shares."""
+    artifact = models.artifact("floats", "mesh", "deterministic")
+    with thread_engine(artifact, num_pages=40, prefix_caching=False) as engine:
+        computed = served_tokens(engine)
+    with thread_engine(artifact, num_pages=40) as engine:
+        served_tokens(engine)
+        assert served_tokens(engine) == computed and engine.prefix_cache_stats.hits > 0
 
 
 def mesh_and_deterministic(models: Models) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.ir.artifact.manifest_file import mesh_in
 from ingot.ir.errors import OptionError
-from ingot.ir.mesh import STAGES, mesh_text, parse_mesh
+from ingot.ir.mesh import STAGES, check_mesh, mesh_text, parse_mesh
 from ingot.runtime.given_numbers import as_integer
 from ingot.serve.find_artifact import is_artifact
 
@@ -39,7 +39,7 @@ def with_mesh(model: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
     own = parse_mesh(mesh_in(Path(model)))
     for name, axis in SIZES.items():
         if axis in asked and asked[axis] != own.get(axis, 1):
-            wanted = {one: size for one, size in {**own, **asked}.items() if size > 1}
+            wanted = check_mesh({**own, **asked})
             given = f' --mesh "{mesh_text(wanted)}"' if wanted else ""
             raise OptionError(
                 f"{name} is {asked[axis]}, and the artifact was compiled for {mesh_text(own) or 'one process'}",

@@ -104,7 +104,17 @@ class Leader:
             raise RankError(f"a process of the mesh does not start: {error}") from error
         self._watch = Watch(self._area, self._all, self._processes.children)
         self._processes.watch = self._watch
-        self.seat = Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh))
+        self._given = folder, backend, mesh, room
+
+    def seat(self) -> Seat:
+        """Return the seat of rank 0."""
+        folder, backend, mesh, room = self._given
+        return Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh))
+
+    @property
+    def process_ids(self) -> dict[int, int]:
+        """The process id of each other rank, by its index."""
+        return {rank: child.pid for rank, child in self._processes.children.items()}
 
     def _start(self, rank: Rank, spec: Path, threads: int) -> None:
         read, write = os.pipe()

@@ -7,7 +7,7 @@ with few of them.
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
 from ingot.runtime.room import find_room, serving_memory
+from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.step import StepInputs
 from ingot.serve.set_up import make_engine
 
@@ -157,3 +158,13 @@ def thread_engine(folder: Path, num_pages: int = 8, **options: Any) -> Iterator[
     finally:
         if others is not None:
             others.close()
+
+
+def generated(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Any]:
+    """The completions of an engine for prompts of token ids, in their order."""
+    for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(f"{index}", {"prompt_token_ids": list(prompt)}, one, stream=False)
+    found = {}
+    while engine.has_unfinished():
+        found |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+    return [found[f"{index}"] for index in range(len(prompts))]

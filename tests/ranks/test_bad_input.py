@@ -1,0 +1,115 @@
+"""Meshes that cannot be, and artifacts of another mesh: each is refused in words that say what to do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot import LLM, compile_model
+from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.mesh import check_mesh, parse_mesh, ranks
+from ingot.runtime.ranks.seat import check_connects
+from ingot.serve.mesh_sizes import with_mesh
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def test_axes_have_one_order() -> None:
+    assert (
+        list(parse_mesh("tp=2 pp=3").items()) == [("pp", 3), ("tp", 2)] == list(check_mesh({"pp": 3, "tp": 2}).items())
+    )
+    assert [(rank.stage, rank.part) for rank in ranks(parse_mesh("tp=2,pp=2"))] == [
+        (0, (0, 2)),
+        (0, (1, 2)),
+        (1, (0, 2)),
+        (1, (1, 2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "what", "expected"),
+    [
+        ("llama", {"pp": 4}, "pp=4 for a model of 3 layers", "pp of at most 3"),
+        ("llama", {"tp": 4}, r"has 6 parts of 14, which do not divide among 4 ranks", "tp of 1, 2, 3, 6, its divisors"),
+        ("qwen3_moe", {"tp": 4}, r"which do not divide among 4 ranks", "its divisors"),
+        ("llama", {"ep": 2}, "unknown mesh axis 'ep'", "pp, tp"),
+        ("llama", {"tp": 2048}, "a mesh of 2048 ranks", "at most 1024"),
+    ],
+)
+def test_meshes_that_cannot_be(
+    model: str, mesh: dict[str, int], what: str, expected: str, artifact: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    checkpoint = artifact(model, "").parent / model
+    with pytest.raises(OptionError, match=what) as caught:
+        compile_model(checkpoint, tmp_path / "no.ingot", mesh=mesh, backend="reference", max_seq_len=64)
+    assert expected in caught.value.expected
+    assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+def test_a_mesh_of_gpus_is_refused_by_name(artifact: Callable[[str, str], Path], tmp_path: Path) -> None:
+    checkpoint = artifact("llama", "").parent / "llama"
+    with pytest.raises(OptionError, match="the mesh tp=2 for the target sm_90") as caught:
+        compile_model(checkpoint, tmp_path / "no.ingot", mesh={"tp": 2}, target="sm_90")
+    assert "NCCL" in caught.value.expected and "--target cpu" in caught.value.hint
+    with pytest.raises(TargetError, match=r"compiled for a mesh of GPUs \(tp=2\)") as other:
+        check_connects({"tp": 2}, "cuda")
+    assert "NCCL" in other.value.expected
+    assert check_connects({"tp": 2}, "cpu") == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what", "hint"),
+    [
+        (
+            {"tensor_parallel_size": 4},
+            "tensor_parallel_size is 4, and the artifact was compiled for tp=2",
+            '--mesh "tp=4"',
+        ),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size is 3", '--mesh "pp=3 tp=2"'),
+        ({"tensor_parallel_size": 1}, "tensor_parallel_size is 1", "NAME.ingot"),
+    ],
+)
+def test_an_artifact_of_another_mesh(
+    sizes: dict[str, int], what: str, hint: str, artifact: Callable[[str, str], Path]
+) -> None:
+    with pytest.raises(OptionError, match=what) as caught:
+        LLM(artifact("llama", "tp=2"), **sizes)  # type: ignore[arg-type]
+    assert hint in caught.value.hint
+
+
+def test_sizes_become_a_mesh(artifact: Callable[[str, str], Path], tmp_path: Path) -> None:
+    checkpoint, made = "org/name", artifact("llama", "tp=2")
+    assert with_mesh(checkpoint, {"tensor_parallel_size": 2, "dtype": "auto"}) == {"dtype": "auto", "mesh": {"tp": 2}}
+    assert with_mesh(checkpoint, {"tensor_parallel_size": 1, "pipeline_parallel_size": None}) == {}
+    assert with_mesh(made, {"tensor_parallel_size": 2}) == {} == with_mesh(made, {"pipeline_parallel_size": 1})
+    for bad in (0, -1, True, "2", 1.5):
+        with pytest.raises(OptionError, match="tensor_parallel_size is"):
+            with_mesh(checkpoint, {"tensor_parallel_size": bad})
+    with pytest.raises(OptionError, match="tensor_parallel_size and a mesh"):
+        with_mesh(checkpoint, {"tensor_parallel_size": 2, "mesh": {"tp": 2}})
+
+
+def test_a_damaged_stage_is_refused(artifact: Callable[[str, str], Path]) -> None:
+    """A transfer that names no value, or the stage itself, is an error of the file and not of a running step."""
+    from ingot.ir.artifact.plan import PlanFile
+    from ingot.ir.errors import ArtifactError
+    from ingot.runtime.check_plan import check_plans
+
+    text = json.loads((artifact("llama", "pp=2") / "plan.json").read_text())
+
+    def check(change: Callable[[Any], None]) -> None:
+        changed = json.loads(json.dumps(text))
+        change(changed["positions"]["stage 1"]["plans"]["main"]["buckets"][0])
+        check_plans(PlanFile.model_validate_json(json.dumps(changed)).of(1))
+
+    def set_received(bucket: Any, **values: Any) -> None:
+        bucket["transfers"]["received"][0].update(values)
+
+    check(lambda bucket: None)
+    for values in ({"name": "nothing"}, {"stage": 1}, {"stage": 2}):
+        with pytest.raises(ArtifactError, match="is shared with stage"):
+            check(lambda bucket, values=values: set_received(bucket, **values))  # type: ignore[misc]
+    with pytest.raises(ArtifactError, match="is received"):
+        check(lambda bucket: bucket["transfers"].update(received=[]))

@@ -1,0 +1,73 @@
+"""A step in shared memory is read as it was written: sizes, inputs, orders and masks."""
+
+import os
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from run_seed import again, run_seed
+
+from ingot.runtime.edited_rows import MaskedRow, MaskRows, RowEdit
+from ingot.runtime.limits import Limits
+from ingot.runtime.ranks.shared_area import SLOTS, RankState, SharedArea
+from ingot.runtime.ranks.step_slots import StepSlots
+from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
+from ingot.runtime.token_counts import Recount
+
+LIMITS = Limits(vocab_size=70, max_seq_len=33, max_batch=3, max_tokens=20, page_size=16)
+EDIT_WORDS = 9
+
+
+def test_any_step_is_read_as_written() -> None:
+    draw = random.Random(run_seed())
+    layout = StepLayout.usual()
+    slots = StepSlots(layout, LIMITS, EDIT_WORDS)
+    area = SharedArea(2, slots.words)
+    other = SharedArea(2, slots.words, os.dup(area.fd))
+    buffer = StepBuffer(layout, StepSizes(20, 3, 20, 3, 3))
+    for step in range(200):
+        sizes = StepSizes(
+            draw.randint(1, 20), draw.randint(1, 3), draw.randint(1, 20), draw.randint(1, 3), draw.choice((1, 3))
+        )
+        inputs = buffer.views(sizes)
+        inputs.flat.copy_(torch.randint(-5, 2**31 - 1, inputs.flat.shape, dtype=torch.int32))
+        inputs.recounts = tuple(
+            Recount(
+                row, [draw.randrange(70) for _ in range(draw.randint(0, 33))], [draw.randrange(70)] * draw.randint(0, 2)
+            )
+            for row in range(draw.randint(0, 2))
+        )
+        edits = np.array([[draw.randrange(-9, 9) for _ in range(EDIT_WORDS)] for _ in range(3)], np.int32)
+        inputs.edits = tuple(RowEdit(row, edits[row]) for row in range(draw.randint(0, 3)))
+        inputs.masked = tuple(MaskedRow(SimpleNamespace(), row) for row in range(draw.randint(0, 3)))  # type: ignore[arg-type]
+        inputs.masks = None
+        slots.write(area.slot(step), inputs)
+        found = slots.read(other.slot(step))
+        assert found.sizes == sizes and found.ends_late is bool(inputs.masked), again(step)
+        assert torch.equal(found.flat, inputs.flat) and found.keys() == inputs.keys(), again(step)
+        assert all(found[name].shape == inputs[name].shape for name in layout.names), again(step)
+        assert found.recounts == inputs.recounts, again(step)
+        assert [(one.row, one.values.tolist()) for one in found.edits] == [
+            (one.row, one.values.tolist()) for one in inputs.edits
+        ], again(step)
+        if inputs.masked:
+            rows = torch.tensor([one.row for one in inputs.masked])
+            inputs.masks = MaskRows(rows, torch.randint(-9, 9, (len(rows), 3), dtype=torch.int32))
+            slots.write_late(area.slot(step), inputs)
+            slots.read_late(other.slot(step), found)
+            assert found.masks is not None
+            assert torch.equal(found.masks.rows, rows) and torch.equal(found.masks.words, inputs.masks.words)
+
+
+def test_reports_and_slots_share_no_bytes() -> None:
+    area = SharedArea(3, 10)
+    for step in range(SLOTS):
+        area.slot(step).fill_(-1)
+    assert [area.state(rank) for rank in range(3)] == [RankState.LOADING] * 3 and not area.done.any()
+    area.fail(1, RankState.FAILED, {"what": "w" * 5000, "where": "ü", "expected": "", "hint": ""})
+    assert area.state(1) is RankState.FAILED and area.state(2) is RankState.LOADING
+    assert area.failure(1) == {"what": "w" * 1000, "where": "ü", "expected": "", "hint": ""}
+    area.fail(1, RankState.LOST, {"what": "short"})
+    assert area.failure(1) == {"what": "short"}
+    assert all((area.slot(step) == -1).all() for step in range(SLOTS))
