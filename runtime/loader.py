@@ -17,6 +17,7 @@ from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
+from ingot.ir.mesh import ONE_DEVICE
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
 from ingot.runtime.check_target import check_target, this_machine
@@ -145,8 +146,9 @@ def load_artifact(
     keep_states: bool = True,
     phases: Phases | None = None,
     early: EarlyContext | None = None,
+    all_ranks: bool = False,
 ) -> Loaded:
-    """Load an artifact onto the device that it was compiled for. For a mesh, start a process for each other rank.
+    """Load an artifact onto the device that it was compiled for.
 
     path          the artifact's folder
     num_pages     pages of each cache group (KV caches that share one page table); default: as many as fit, up to what
@@ -158,6 +160,8 @@ def load_artifact(
     keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as Mamba's
     phases        records the seconds of each phase; default: a new one, in `Loaded.phases`
     early         the thread that creates the GPU's context; None: create it here
+    all_ranks     start a process for each other rank of an artifact for a mesh. `Loaded.round` then runs steps of all
+                  ranks; an executor alone must run none. False: such an artifact is refused
 
     Raises ArtifactError for a damaged artifact, and TargetError for one of another machine; then no executable file was
     opened. Raises OptionError if the plan does not fit into memory.
@@ -172,7 +176,7 @@ def load_artifact(
 
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
-    mesh = mesh_of(artifact.manifest)
+    mesh = mesh_of(artifact.manifest) if all_ranks else ONE_DEVICE
     leader = start_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states) if mesh else None
     try:
         loaded = bind(

@@ -177,7 +177,7 @@ def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:
     ("mesh", "problem"),
     [
         ({"tp": 4}, "has 6 parts of 14, which do not divide among 4 ranks"),
-        ({"pp": 2}, "unknown mesh axis 'pp'"),
+        ({"ep": 2}, "unknown mesh axis 'ep'"),
         ({"tp": 0}, "mesh axis tp is 0"),
     ],
 )

@@ -23,7 +23,7 @@ class Gloo:
             return No(f"not for device '{target.device}'")
         for node in nodes:
             op = op_of(node.target)
-            if op is None or op.across is None:
+            if op is None or op.across is None or op.legal == "open":
                 return No(f"{target_name(node.target)} is no collective")
         # Every rank adds the values in rank order, element by element, whatever the other rows are.
         return Yes(claim_cost(self.name) * len(nodes), batch_invariant=True, timed=False)

@@ -21,7 +21,7 @@ PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
 # Prose only: how it is built, and a page for each subject.
 BUILT = (
     *("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "responses-and-messages"),
-    *("tools", "structured-output", "operate", "replicas", "looking-in", "using", "adapters"),
+    *("tools", "structured-output", "operate", "replicas", "meshes", "looking-in", "using", "adapters"),
     "quantization",
     "quantizing",
 )

@@ -9,6 +9,7 @@ import torch
 from markdown_table import table
 
 from ingot.backends.inductor.emit_cuda import InductorCuda
+from ingot.backends.table import collective_backend
 from ingot.compile.competing import competing
 from ingot.compile.op_claims import one_call_of_each
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
@@ -44,7 +45,7 @@ OPS_INTRO = """\
 *Legal* lists the stages of an op: any, before the cache is inserted (pure), after it (cached), or only while placements
 on a mesh are open. A *fused* op decomposes into others, and is legal from FUSED on. *Regions* may contain fusible ops.
 Backends claim a call with f32 tensors on a CPU and with bf16 on a GPU (sm_90), with at most {few} tokens (few) or more
-(many). {whole} claim every op; on a GPU, not attention and cache writes.
+(many). {whole} claim every op but collectives; on a GPU, not attention and cache writes either.
 """
 PASSES_INTRO = """\
 ## Passes
@@ -103,7 +104,8 @@ def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
     """Return by op the backends of a target that claim a call of it, with the steps if not all."""
     _, calls = one_call_of_each(OPS, dtype)
     found: dict[str, list[str]] = {op: [] for op in calls}
-    for backend in map(_anywhere, competing("auto", target)):
+    mesh = {"tp": 2} if collective_backend(target.device) else {}
+    for backend in map(_anywhere, competing("auto", target, mesh)):
         name = backend.name
         claims = {
             op: [size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)]
@@ -111,7 +113,8 @@ def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
         }
         if name in _EVERY_OP:
             refused = {op for op, sizes in claims.items() if len(sizes) < len(_BUCKETS)}
-            needing = {f"ingot.{op.name}" for op in OPS.values() if op.needs_kernel and target.device == "cuda"}
+            gpu = target.device == "cuda"
+            needing = {f"ingot.{op.name}" for op in OPS.values() if op.across or (op.needs_kernel and gpu)}
             assert refused == needing, f"{name} refuses {refused ^ needing}"
             continue
         for op, sizes in claims.items():

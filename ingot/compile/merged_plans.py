@@ -51,8 +51,9 @@ def stage_folders(file: PlanFile) -> dict[str, str]:
     readers: dict[str, set[int]] = {}
     for plans in file.positions.values():
         for plan in plans.plans.values():
-            for name in plan.params if plan.stage is not None else ():
-                readers.setdefault(name, set()).add(plan.stage[0])
+            if plan.stage is not None:
+                for name in plan.params:
+                    readers.setdefault(name, set()).add(plan.stage[0])
     return {name: f"stage{min(stages)}" for name, stages in readers.items() if len(stages) == 1}
 
 

@@ -70,7 +70,7 @@ def _check(manifest: Manifest) -> None:
     if (mesh := manifest.model.get("mesh")) is not None:
         raise TargetError(
             f"the artifact has no golden run: it was compiled for the ranks of a mesh ({mesh!s:.80})",
-            expected="an artifact for one device: serving on several is not supported yet",
+            expected="an artifact for one process, which a golden run needs",
             hint="`ingot inspect` shows its contents",
         )
     check_target(manifest)

@@ -130,6 +130,7 @@ class LLM:
             keep_states=enable_prefix_caching is not False,
             phases=phases,
             early=context,
+            all_ranks=True,
         )
         self._engine = make_engine(
             self._loaded,

@@ -27,7 +27,7 @@ from ingot.ir.artifact.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"

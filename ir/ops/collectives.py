@@ -20,7 +20,7 @@ def _alone(name: str, axis: str) -> InternalError:
     return InternalError(
         f"collective '{name}' over axis '{axis}' was called by one rank alone",
         expected="all ranks of the axis together",
-        hint="run the program with interpret_ranks: serving on more than one device is not supported yet",
+        hint="run the program with interpret_ranks, or serve it, with a process for each rank",
     )
 
 

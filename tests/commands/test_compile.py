@@ -14,16 +14,21 @@ from ingot.ir.artifact.plan import PlanFile
 pytestmark = pytest.mark.xdist_group("cli")
 
 
-def test_an_artifact_for_a_mesh_is_inspected_and_not_run(world: World, ingot: Command, tmp_path: Path) -> None:
+def test_an_artifact_for_a_mesh_is_inspected_and_runs_on_it_alone(world: World, ingot: Command, tmp_path: Path) -> None:
     path = tmp_path / "two.ingot"
     compiled = ingot("compile", world.checkpoint, "-o", path, "--backend", "reference", "--mesh", "tp=2", *LIMITS)
     assert compiled.code == cli.DONE and compiled.out.endswith(f"\nNext:  ingot inspect {path}\n")
     weights = ingot("inspect", path, "--weights").out
     assert "weights/rank0/00000.safetensors@" in weights and "weights/rank1/00000.safetensors@" in weights
     assert "mesh tp=2" in ingot("inspect", path).out
-    done = ingot("run", path, "--prompt-ids", "5")
-    assert done.code == cli.BAD_INPUT and "serving on more than one device is not supported yet" in done.err
-    for mesh, problem in (("tp=3", "do not divide among 3 ranks"), ("tp", "like tp=2"), ("pp=2", "unknown mesh axis")):
+    done = ingot("run", path, "--prompt-ids", "5", "--tensor-parallel-size", "3")
+    assert (
+        done.code == cli.BAD_INPUT and "tensor_parallel_size is 3, and the artifact was compiled for tp=2" in done.err
+    )
+    assert '--mesh "tp=3"' in done.err
+    timed = ingot("bench", "latency", path)
+    assert timed.code == cli.BAD_INPUT and "compiled for several ranks (tp=2)" in timed.err
+    for mesh, problem in (("tp=3", "do not divide among 3 ranks"), ("tp", "like tp=2"), ("ep=2", "unknown mesh axis")):
         refused = ingot("compile", world.checkpoint, "-o", tmp_path / "no", "--backend", "reference", "--mesh", mesh)
         assert refused.code == cli.BAD_INPUT and problem in refused.err
 

@@ -72,8 +72,8 @@ def test_a_group_of_a_parser_takes_options_too() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("tensor_parallel_size", 2, "one device"),
-        ("data_parallel_size", True, "one device"),
+        ("data_parallel_size", True, "one machine"),
+        ("enable_expert_parallel", True, "one machine"),
         ("lora_dtype", "float32", "model's dtype"),
         ("enable_lora", 1, "True or False"),
         ("speculative_config", {"method": "ngram"}, "draft"),
