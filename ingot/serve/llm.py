@@ -4,7 +4,7 @@ Importing this module imports neither torch nor the engine. An `LLM` imports bot
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,6 +179,12 @@ class LLM:
         or if requests run.
         """
         return self._engine.idle()
+
+    def on_fault(self, call: Callable[[], None]) -> None:
+        """Let another thread call `call` when a process of a mesh ends or fails. `idle`, or the next step, then raises
+        RankError. Without a mesh, nothing calls it."""
+        if self._loaded.leader is not None:
+            self._loaded.leader.on_fault(call)
 
     @property
     def prefix_cache_stats(self) -> "PrefixCacheStats":

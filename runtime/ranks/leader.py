@@ -156,6 +156,12 @@ class Leader:
         if self._watch.fault is not None:
             raise self._watch.fault
 
+    def on_fault(self, call: Callable[[], None]) -> None:
+        """Let the thread that watches call `call` when it has found a fault."""
+        self._watch.on_fault = call
+        if self._watch.fault is not None:
+            call()
+
     def post(self, inputs: StepInputs) -> None:
         """Write a step to the shared memory, and order the other ranks to run it. Raises RankError."""
         self._wait_until(self._steps.has_room)

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ingot.ir.errors import RankError
@@ -27,6 +27,8 @@ class Watch:
     area       the shared memory, in which ranks report
     ranks      all ranks of the mesh
     children   the processes, by the index of their rank
+    fault      (attribute) the first fault; None while all is well
+    on_fault   (attribute) called after a fault was recorded, often from the watching thread
 
     It counts its own periods instead of reading a clock: a machine that sleeps, or a shell that stops all processes
     and continues them, is no fault.
@@ -36,6 +38,7 @@ class Watch:
         self, area: SharedArea, ranks: Sequence[Rank], children: "Mapping[int, subprocess.Popen[bytes]]"
     ) -> None:
         self.fault: RankError | None = None
+        self.on_fault: Callable[[], None] = lambda: None
         self._area, self._ranks, self._children = area, ranks, dict(children)
         self._stopped = dict.fromkeys(children, 0)
         self._silent = dict.fromkeys(children, 0)
@@ -62,6 +65,7 @@ class Watch:
             child.kill()  # also ends a stopped process
         self._found.set()
         self._over.set()
+        self.on_fault()
 
     def _run(self) -> None:
         while not self._over.wait(_PERIOD_SECONDS):

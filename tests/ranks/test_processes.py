@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from drawn import drawn
 from run_seed import again, run_seed
-from thread_ranks import generated, thread_engine
+from thread_ranks import generated, is_gone, thread_engine
 
 from ingot import LLM, SamplingParams
 from ingot.ir.errors import IngotError, RankError
@@ -43,14 +43,6 @@ def opened(path: Path) -> Iterator[tuple[LLM, Leader, dict[int, int]]]:
         yield llm, leader, leader.process_ids
     finally:
         leader.close()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] == "Z"
 
 
 def strike(fault: str, rank: int, leader: Leader, pids: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

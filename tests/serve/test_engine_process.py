@@ -36,7 +36,9 @@ def serve(
     def llm(artifact: str, **options: Any) -> Any:
         if load is not None:
             load()
-        return SimpleNamespace(llm_engine=engine, timings={"ready": 1.0}, idle=lambda: False)
+        return SimpleNamespace(
+            llm_engine=engine, timings={"ready": 1.0}, idle=lambda: False, on_fault=lambda call: None
+        )
 
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(process, "LLM", llm)
@@ -117,7 +119,9 @@ def test_a_request_with_a_fault_ends_alone(monkeypatch: pytest.MonkeyPatch, chat
     poisoned, other = Add(2, [3], {}, True, 0, None), Add(3, [4], {"max_tokens": 2}, False, 0, None)
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(
-        process, "LLM", lambda *_, **__: SimpleNamespace(llm_engine=real, timings={}, idle=lambda: False)
+        process,
+        "LLM",
+        lambda *_, **__: SimpleNamespace(llm_engine=real, timings={}, idle=lambda: False, on_fault=lambda call: None),
     )
     ours.sendall(b"".join(map(frame, (Start("a", {}), ADD, poisoned, other, Abort(1)))))
     thread = threading.Thread(target=process.serve_connection, args=(theirs,))

@@ -95,6 +95,7 @@ def _serve(channel: Channel) -> None:
     llm = LLM(first.artifact, **first.options)
     requests = _Requests(llm, channel)
     failed = requests.adapters.load_all(first.adapters)
+    llm.on_fault(channel.wake)
     keep_loaded_objects()
     channel.send(Ready(requests.max_num_seqs, llm.timings, requests.vectors, requests.adapters.max_loras, failed))
     requests.send_counts()
@@ -111,7 +112,7 @@ def _serve(channel: Channel) -> None:
         if requests.can_step:
             requests.step()
         else:
-            prepares = prepares and llm.idle()
+            prepares = llm.idle()  # raises the error of a rank that is gone, after a wake
 
 
 class _Requests:

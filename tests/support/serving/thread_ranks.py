@@ -168,3 +168,12 @@ def generated(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[Sa
     while engine.has_unfinished():
         found |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
     return [found[f"{index}"] for index in range(len(prompts))]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; its parent may not have noticed yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] == "Z"
