@@ -102,6 +102,8 @@ class Leader:
         except OSError as error:
             self.close()
             raise RankError(f"a process of the mesh does not start: {error}") from error
+        finally:
+            os.close(self._area.fd)  # the others have it
         self._watch = Watch(self._area, self._all, self._processes.children)
         self._processes.watch = self._watch
         self._given = folder, backend, mesh, room

@@ -38,7 +38,8 @@ class SharedArea:
 
     ranks        the number of ranks
     slot_words   the 4-byte words of a slot, which holds the inputs of one step
-    fd           the file descriptor of the memory, which another process made; None: make new memory
+    fd           the file descriptor of the memory, which another process made; it is closed. None: make new memory, and
+                 leave its descriptor in the attribute `fd`, for other processes
     """
 
     def __init__(self, ranks: int, slot_words: int, fd: int | None = None) -> None:
@@ -48,6 +49,8 @@ class SharedArea:
         if fd is None:
             os.ftruncate(self.fd, size)  # untouched pages take no memory
         self.memory = mmap.mmap(self.fd, size)
+        if fd is not None:
+            os.close(fd)
         self._reports = np.frombuffer(self.memory, np.int64, ranks * _WORDS).reshape(ranks, _WORDS)
         self._texts = np.frombuffer(self.memory, np.uint8, texts, reports).reshape(ranks, _TEXT_BYTES)
         start = reports + texts
