@@ -16,7 +16,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class AbsorbLatents(Pass):
-    """Replaces `latent_attention` by `attention` with one key for all heads: a latent and the rotated key beside it.
+    """Replaces `latent_attention` by `attention` with one key for all heads: a latent and the rotated key.
 
     The matrix of a head's keys multiplies q, and the matrix of its values multiplies the weighted sum of latents. So
     insert-paged-kv makes a cache that holds one row per token, and not keys and values of each head (arXiv 2405.04434,

@@ -113,7 +113,7 @@ def _find(attention: fx.Node) -> _Found | str:
 
 
 def _stored(view: Any) -> fx.Node | None:
-    """Return the weight [heads * size, rank] of which `view` [heads, size, rank] is a view; None if there is none."""
+    """Return the weight [heads * size, rank] that `view` [heads, size, rank] is a view of; None if there is none."""
     if not is_call(view, _VIEW) or view.args[0].op != "placeholder":
         return None
     weight: fx.Node = view.args[0]

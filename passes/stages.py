@@ -53,7 +53,7 @@ def _costs(program: Program, layers: int) -> tuple[list[int], int]:
 
 
 def _balanced(costs: Sequence[int], after: int, stages: int) -> tuple[int, ...]:
-    """Cut layers of these costs into `stages` runs, of which none is empty, so that the largest cost is least.
+    """Cut layers of these costs into `stages` runs so that the largest cost is least. No run is empty.
 
     `after` is the cost of what the last run has besides its layers. Return the first layer of each run.
     """
