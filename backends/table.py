@@ -7,71 +7,16 @@ imports no compiler. Among claims of equal cost, the first backend of the table 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ingot.backends.entry import BackendEntry, ClaimCost
 from ingot.ir.machine.extras import require
+from ingot.ir.plugins import user_backends
 
 if TYPE_CHECKING:
-    import torch
-
-    from ingot.ir.artifact.plan import Executable
+    from ingot.backends.entry import CompileSide
     from ingot.ir.backend import Backend
-    from ingot.ir.machine.load_context import Communicator, LoadContext
-
-    CompileSide = Callable[[str], Backend]
-    LoadedCall = Callable[..., Sequence[torch.Tensor]]
-    Op = Callable[..., Any]
-    LoadExecutable = Callable[[Executable, Path, LoadContext], LoadedCall]
-    LoadLibrary = Callable[[Executable, Path, LoadContext], Mapping[str, Op]]
-    FindOp = Callable[[str], Op | None]
-    Collectives = Callable[[LoadContext], Mapping[str, Op]]
-    Connect = Callable[[Path, str, int, int], Communicator]
-
-
-@dataclass(frozen=True)
-class ClaimCost:
-    """The cost that a backend states when it claims (offers to compute) a call. The claim of the lowest cost wins.
-
-    Costs have no unit. `why` is the reason for the number: a measurement, or the rank among backends. Calls whose
-    kernels are timed at compile time do not use costs.
-    """
-
-    cost: float
-    why: str
-
-
-@dataclass(frozen=True)
-class BackendEntry:
-    """The description of a backend, available without importing it. A device is "cpu" or "cuda".
-
-    The *leader* of a compile is the first of the backends that compete for its calls.
-
-    - `emit`: functions by device that make the backend object. Each takes the leader's name.
-    - `costs`: the costs of its claims, by a case such as "few tokens". A single cost has the key "".
-    - `executable`: loads the compiled code of a region (connected calls) or of one call.
-    - `library`: loads a library of kernels. It returns the functions of ops by name, such as "ingot.linear".
-    - `find_op`: returns the function of an op that needs no build, or None if the backend lacks the op.
-    - `competing`: the backends that compete with this one if it is the value of `--backend`, by device. `--backend`
-      cannot name this backend for a device that is no key.
-    - `links`: the packages that its compiled code links with, such as "torch".
-    - `collectives`: returns the functions of the ops that ranks of a mesh compute together. Such a backend computes
-      nothing else: it joins the others of a compile for a mesh, and `--backend` cannot name it.
-    - `connect`: connects the ranks of a mesh axis. It takes a private folder, the group's name, this rank's index on
-      the axis, and the number of ranks.
-    """
-
-    emit: Mapping[str, CompileSide]
-    costs: Mapping[str, ClaimCost] = field(default_factory=dict)
-    executable: LoadExecutable | None = None
-    library: LoadLibrary | None = None
-    find_op: FindOp | None = None
-    competing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    links: tuple[str, ...] = ()
-    collectives: Collectives | None = None
-    connect: Connect | None = None
 
 
 def _late(place: str) -> Callable[..., Any]:
@@ -174,6 +119,23 @@ BACKENDS: dict[str, BackendEntry] = {
 }
 
 
+def find_entry(name: str) -> BackendEntry | None:
+    """Return the entry of a backend of Ingot or of another package; None if there is no such backend.
+
+    Raises UserBackendError if a package defines it, and its entry cannot be used.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name]
+    from ingot.backends.outside import outside_entry  # most artifacts need no other package
+
+    return outside_entry(name)
+
+
+def outside_names() -> tuple[str, ...]:
+    """Return the names of the backends of other packages, without importing them. Names of Ingot's own are left out."""
+    return tuple(name for name in user_backends() if name not in BACKENDS)
+
+
 def claim_cost(backend: str, case: str = "") -> float:
     """Return the cost that a backend states for one call. `case` is a key of its `costs`, such as "few tokens"."""
     return BACKENDS[backend].costs[case].cost
@@ -182,11 +144,10 @@ def claim_cost(backend: str, case: str = "") -> float:
 def choices(device: str) -> dict[str, tuple[str, ...]]:
     """Return the values of the option --backend on a device ("cpu" or "cuda"), each with the backends that compete.
 
-    The backends of each value together compute every op.
+    The backends of each value together compute every op. Backends of other packages are left out.
     """
-    alone = {name for name, entry in BACKENDS.items() if entry.collectives is None}
-    found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit and name in alone)}
-    return found | {
+    names = (name for name, one in BACKENDS.items() if device in one.emit and not one.on_request and not one.collectives)
+    return {"auto": tuple(names)} | {
         name: (name, *entry.competing[device]) for name, entry in BACKENDS.items() if device in entry.competing
     }
 

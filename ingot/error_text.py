@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ingot.ir.errors import IngotError, InternalError
+from ingot.ir.errors import IngotError, InternalError, UserBackendError
 
 
 def encode_error(error: IngotError) -> dict[str, str]:
     """Return an error as a dict that JSON can hold: its class name, and the texts what, where, expected and hint.
 
-    `decode_error` reads the dict.
+    A UserBackendError also has the name of its backend. `decode_error` reads the dict.
     """
     return {
         "kind": type(error).__name__,
@@ -16,6 +16,7 @@ def encode_error(error: IngotError) -> dict[str, str]:
         "where": error.where,
         "expected": error.expected,
         "hint": error.hint,
+        **({"backend": error.backend} if isinstance(error, UserBackendError) else {}),
     }
 
 
@@ -31,4 +32,7 @@ def decode_error(fields: dict[str, Any]) -> IngotError:
         kinds[kind.__name__] = kind
         queue += kind.__subclasses__()
     kind = kinds.get(str(fields.get("kind")), InternalError)
-    return kind(fields["what"], where=fields["where"], expected=fields["expected"], hint=fields["hint"])
+    texts = {name: fields[name] for name in ("where", "expected", "hint")}
+    if issubclass(kind, UserBackendError):
+        texts["backend"] = str(fields.get("backend", ""))
+    return kind(fields["what"], **texts)

@@ -74,6 +74,19 @@ class UserPassError(IngotError):
     """A pass of another package that raised an exception, made an invalid program, or changed results too much."""
 
 
+class UserBackendError(IngotError):
+    """A backend of another package that does not load, breaks a rule of backends, or raised an exception.
+
+    `backend` is its name. The message names its package.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", expected: str = "", hint: str = "fix the package", backend: str = ""
+    ) -> None:
+        self.backend = backend
+        super().__init__(what, where=where, expected=expected, hint=hint)
+
+
 class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 

@@ -1,4 +1,4 @@
-"""Ops, weight formats, passes and parsers from other installed packages, found by their entry points.
+"""Ops, weight formats, passes, backends and parsers from other installed packages, found by their entry points.
 
 A package names them in its pyproject.toml:
 
@@ -8,6 +8,9 @@ A package names them in its pyproject.toml:
     [project.entry-points."ingot.passes"]
     my-pass = "my_package.passes:MyPass"       # a Pass; `joins` names its phase
 
+    [project.entry-points."ingot.backends"]
+    my_backend = "my_package:BACKEND"          # an `ingot.backends.outside.PackageBackend`; its import is light
+
     [project.entry-points."ingot.tool_parsers"]
     my-format = "my_package.parser:make"       # makes an `ingot.serve.parsers.events.Parser` for the tools of a request
 
@@ -15,6 +18,7 @@ A package names them in its pyproject.toml:
     my-format = "my_package.reasoning:make"    # likewise, for the text of a prompt
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -22,6 +26,7 @@ from ingot.ir.errors import OptionError
 
 OPS_GROUP = "ingot.ops"
 PASSES_GROUP = "ingot.passes"
+BACKENDS_GROUP = "ingot.backends"
 TOOL_PARSERS_GROUP = "ingot.tool_parsers"
 REASONING_PARSERS_GROUP = "ingot.reasoning_parsers"
 
@@ -64,6 +69,34 @@ def load_user_pass(name: str) -> object | None:
     None if no package has such a pass. Raises OptionError if it does not load, or if two packages define the name.
     """
     return _load_one(PASSES_GROUP, name, "pass")
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package, as pip knows it: its name and version."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def package_of(entry: EntryPoint) -> Package:
+    """Return the package that has an entry point."""
+    return Package(entry.dist.name, entry.dist.version) if entry.dist else Package("?", "?")
+
+
+def user_backends() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of the backends of other packages by the backend's name, without importing them.
+
+    A package names its backends by entry points in the group `ingot.backends`. A name with several entry points is
+    defined by several packages.
+    """
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for entry in sorted(entry_points(group=BACKENDS_GROUP), key=lambda entry: (entry.name, entry.value)):
+        found.setdefault(entry.name, {})[entry.value] = entry
+    return {name: list(entries.values()) for name, entries in found.items()}
 
 
 def user_parser_names(group: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
-from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.errors import BackendError, InternalError, UserBackendError
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPES, TensorType
 from ingot.runtime.loaders import find_op
@@ -211,6 +211,8 @@ class Bucket:
                     result = watch(Call(self.plan, number, tuple(args), step.kwargs, step.run))
             except torch.OutOfMemoryError:
                 raise  # callers handle it; the instruction is not at fault
+            except UserBackendError:
+                raise  # it names the package
             except Exception as error:  # name the instruction, whatever a library raises
                 raise BackendError(
                     f"{step.what} failed: {type(error).__name__}: {error}",

@@ -6,7 +6,7 @@ the plan promises, and the executor compares those types with the tensors.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ingot.backends.table import BACKENDS
+from ingot.backends.table import BACKENDS, find_entry
 from ingot.ir.artifact.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.cache.memory import planned_states, state_memory
 from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
@@ -255,7 +255,7 @@ def _check_compiled(
 
 def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
     backends = (*(name for name, entry in BACKENDS.items() if entry.find_op or entry.collectives), *plan.libraries)
-    if instruction.executable is None and instruction.backend not in backends:
+    if instruction.executable is None and instruction.backend not in backends and not _finds_ops(instruction.backend):
         raise _error(f"the backend is '{instruction.backend}'", place, " or ".join(backends))
     for name, argument in instruction.kwargs.items():
         if isinstance(argument, Ref):
@@ -271,6 +271,12 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
         results = _check_arguments(instruction, place)
     if len(instruction.results) != results:
         raise _error(f"it yields {len(instruction.results)} values", place, str(results))
+
+
+def _finds_ops(backend: str) -> bool:
+    """Return whether a backend of another package has functions of ops that need no build."""
+    entry = find_entry(backend)
+    return entry is not None and entry.find_op is not None
 
 
 def _check_arguments(instruction: Instruction, place: str) -> int:

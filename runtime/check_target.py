@@ -2,8 +2,8 @@
 
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import TargetError
-from ingot.ir.machine.extras import require
-from ingot.ir.machine.target import Target, first_difference
+from ingot.ir.machine.extras import installed_version, require
+from ingot.ir.machine.target import VERSIONS, Target, first_difference
 
 
 def this_machine(manifest: Manifest) -> Target:
@@ -24,12 +24,23 @@ def this_machine(manifest: Manifest) -> Target:
 
 
 def check_target(manifest: Manifest) -> None:
-    """Raise TargetError if an artifact was compiled for another machine, and name the first property that differs."""
+    """Raise TargetError if an artifact was compiled for another machine or by other versions of packages. The error
+    names the first property that differs."""
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
-    if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity(manifest.versions)):
+    packages = {name: wanted for name, wanted in manifest.versions.items() if name not in VERSIONS}
+    versions = {name: wanted for name, wanted in manifest.versions.items() if name not in packages}
+    if difference := first_difference({**compiled, "versions": versions}, target.identity(versions)):
         raise TargetError(
             f"the artifact was compiled for another target: {difference}",
             expected="a machine like the one it was compiled for",
             hint="compile it again on this machine",
         )
+    for name, wanted in packages.items():
+        if (found := installed_version(name)) != wanted:
+            raise TargetError(
+                f"the artifact's code is of the package {name} {wanted}, and "
+                + (f"the version {found} is installed" if found else "it is not installed"),
+                where="manifest.json, versions",
+                hint=f"pip install '{name}=={wanted}', or compile the model again",
+            )

@@ -1,35 +1,67 @@
 """Select the backends that may claim the calls of a compile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from ingot.backends.table import BACKENDS, choices, collective_backend
+from ingot.backends.entry import BackendEntry
+from ingot.backends.table import BACKENDS, choices, collective_backend, find_entry, outside_names
+from ingot.compile.outside_backend import guarded
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable, toolchain_of
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.errors import OptionError, TargetError, UserBackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import ONE_DEVICE, mesh_text
 
 
-def competing(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVICE) -> tuple[Backend, ...]:
-    """Return the backends that may compute calls for a target. `choice` is the value of --backend, such as "auto".
+@dataclass(frozen=True)
+class Competitors:
+    """The backends that may compute the calls of a compile.
 
-    For a `mesh` of several devices, the backend that computes collectives between them is one more.
-
-    Raises OptionError for an unknown choice. Raises TargetError if `choice` is "inductor" and Inductor cannot compile
-    for the target on this machine.
+    - `choice`: the value of --backend that selects them, in its shortest form
+    - `asked`: those that the value names. A compile does not go on without them
+    - `dropped`: by name of a backend of another package that cannot be used: the reason
     """
+
+    choice: str
+    backends: tuple[Backend, ...]
+    asked: frozenset[str]
+    dropped: Mapping[str, str]
+
+
+def competing(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVICE) -> tuple[Backend, ...]:
+    """Return the backends that may compute calls for a target. `competitors` describes arguments and errors."""
+    return competitors(choice, target, mesh).backends
+
+
+def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVICE) -> Competitors:
+    """Return the backends that may compute calls for a target.
+
+    `choice` is the value of --backend: "auto", or the name of a backend that comes first. Further names of backends may
+    follow after commas, as in "auto,onnx"; they compete too. With "auto", the backends of other packages compete. For a
+    `mesh` of several devices, the backend that computes collectives between them is one more.
+
+    Raises OptionError for an unknown name, or if no backend computes collectives for the target. Raises TargetError if
+    a named backend cannot compile for the target on this machine, and UserBackendError if it is of another package and
+    cannot be used.
+    """
+    first, *others = [one.strip() for one in choice.split(",")]
     known = choices(target.device)
-    if choice not in known:
-        elsewhere = choice in BACKENDS and BACKENDS[choice].competing
-        what = (
-            f"the backend '{choice}' is not for the target {target.name}"
-            if elsewhere
-            else f"unknown backend '{choice}'"
-        )
-        raise OptionError(what, expected=f"{', '.join(known)}, for the target {target.name}")
-    if choice == "inductor" and target.device == "cuda":
+    if first not in known:
+        _check_name(first, choice, target)
+    for name in others:
+        _check_name(name, choice, target)
+    asked = frozenset({first, *others} - {"auto"})
+    if "inductor" in asked and target.device == "cuda":
         _check_inductor_compiles(target)
-    return backends_named((*known[choice], *_collectives(target, mesh)), target.device)
+    beside = known[first] if first in known else (first, *_entry_of(first).competing[target.device])
+    names = tuple(dict.fromkeys((*beside, *others)))
+    made = {name: _made(name, target.device, names[0]) for name in names}
+    others_of_auto, dropped = _of_packages(target.device, names[0]) if first == "auto" else ({}, {})
+    made |= {name: one for name, one in others_of_auto.items() if name not in made}
+    dropped = {name: reason for name, reason in dropped.items() if name not in made}
+    shortest = _shortest(choice, tuple(made), dropped, known)
+    made |= {name: _made(name, target.device, names[0]) for name in _collectives(target, mesh)}
+    return Competitors(shortest, tuple(made.values()), asked, dropped)
 
 
 def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
@@ -46,6 +78,51 @@ def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
             hint="compile with --target cpu, or without --mesh",
         )
     return (name,)
+
+
+def _of_packages(device: str, leader: str) -> tuple[dict[str, Backend], dict[str, str]]:
+    """Return the backends of other packages that compete for a device without being named.
+
+    The second result has the reason for each that cannot be used, such as a package that does not import.
+    """
+    made: dict[str, Backend] = {}
+    dropped: dict[str, str] = {}
+    for name in outside_names():
+        try:
+            entry = find_entry(name)
+            if entry is None or device not in entry.emit or entry.on_request:
+                continue
+            backend = _made(name, device, leader)
+            toolchain_of(backend)
+            made[name] = backend
+        except UserBackendError as error:
+            dropped[name] = error.what
+    return made, dropped
+
+
+def _shortest(choice: str, names: tuple[str, ...], dropped: Collection[str], known: Mapping[str, Sequence[str]]) -> str:
+    """Return the first value of --backend that selects the backends `names`, or else `choice`."""
+    if "," in choice or dropped:
+        return choice
+    return next((name for name, among in known.items() if among == names), choice)
+
+
+def _check_name(name: str, choice: str, target: Target) -> None:
+    """Raise OptionError if `name`, a part of the value `choice` of --backend, is no backend for the target."""
+    entry = _entry_of(name) if name in BACKENDS or name in outside_names() else None
+    devices = () if entry is None or entry.collectives else entry.competing if choice.startswith(name) else entry.emit
+    if target.device in devices:
+        return
+    known = dict.fromkeys((*choices(target.device), *outside_names()))
+    elsewhere = entry is not None and (entry.competing or entry.package is not None)
+    what = f"the backend '{name}' is not for the target {target.name}" if elsewhere else f"unknown backend '{name}'"
+    raise OptionError(what, expected=f"{', '.join(known)}, for the target {target.name}")
+
+
+def _entry_of(name: str) -> BackendEntry:
+    entry = find_entry(name)
+    assert entry is not None, name
+    return entry
 
 
 def _check_inductor_compiles(target: Target) -> None:
@@ -77,8 +154,16 @@ def backend_named(name: str, device: str) -> Backend:
 
 
 def _made(name: str, device: str, leader: str) -> Backend:
+    entry = find_entry(name)
+    if entry is None or device not in entry.emit:
+        raise OptionError(
+            f"the backend '{name}' is not installed" if entry is None else f"the backend '{name}' is not for {device}",
+            expected=", ".join(dict.fromkeys((*choices(device), *outside_names()))),
+            hint="install the package that brings it",
+        )
     try:
-        return BACKENDS[name].emit[device](leader)
+        made = entry.emit[device](leader)
+        return made if entry.package is None else guarded(made, name, entry)
     except ImportError as error:
         raise TargetError(f"the backend '{name}' cannot be imported: {error}") from error
 
@@ -106,4 +191,5 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
             unavailable[name] = error.what
         else:
             made.append(backend)
-    return tuple(made), unavailable
+    others, dropped = _of_packages(target.device, leader="")
+    return (*made, *others.values()), unavailable | dropped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from ingot.backends.table import BACKENDS
+from ingot.backends.table import find_entry
 from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
@@ -20,6 +20,8 @@ from ingot.ir.artifact.record import PassRecord
 from ingot.ir.artifact.trace import Level, encode_trace, trace_name
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
+from ingot.ir.machine.extras import installed_versions
+from ingot.ir.machine.target import VERSIONS
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.program import Model, Program, RegionCall
@@ -212,8 +214,10 @@ def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, Instructio
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
     spec = request.spec
-    identity = request.target.identity(linked_with(plans))
-    versions = identity.pop("versions")
+    linked = linked_with(plans)
+    identity = request.target.identity(linked)
+    packages = installed_versions(name for name in linked if name not in VERSIONS)
+    versions = {**packages, **identity.pop("versions")}
     return Manifest(
         schema_version=SCHEMA_VERSION,
         # Not the output's name: the same request at another path is the same artifact.
@@ -239,12 +243,14 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
 
 
 def linked_with(plans: Plans) -> tuple[str, ...]:
-    """Return the names of the packages that the compiled code links with, such as torch.
+    """Return the names of the packages that the code of the plans links with, such as torch.
 
-    The manifest records the versions of these packages.
+    A backend of another package links with that package. The manifest records the versions of these packages.
     """
-    backends = {one.backend for one in plans.all_executables()}
-    return tuple(sorted({package for name in backends for package in BACKENDS[name].links}))
+    buckets = (bucket for plan in plans.plans.values() for bucket in plan.buckets)
+    backends = {one.backend for bucket in buckets for one in bucket.instructions}
+    entries = (find_entry(name) for name in backends | {one.backend for one in plans.all_executables()})
+    return tuple(sorted({package for entry in entries if entry is not None for package in entry.links}))
 
 
 def _page_size(plans: Plans) -> int:

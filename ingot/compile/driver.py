@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import time
@@ -32,7 +33,7 @@ from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.artifact.plan import PlanFile, Plans
 from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord
 from ingot.ir.artifact.trace import Level
-from ingot.ir.errors import OptionError
+from ingot.ir.errors import OptionError, UserBackendError
 from ingot.ir.mesh import STAGES, within_stage
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
@@ -58,6 +59,7 @@ class CompileReport:
     - `notes`: parts of the checkpoint that are ignored, or read differently from how they are written
     - `rounding`: the scores of the fusions; its `risks` were skipped
     - `quantization`: how weights were quantized with a calibration text; None without one
+    - `dropped`: backends of other packages that failed and are left out, each with the reason; `notes` has them too
     - `no_golden_run`: why the golden run, which `ingot verify` repeats, was skipped; "" if it ran
     """
 
@@ -77,6 +79,7 @@ class CompileReport:
     no_golden_run: str = ""
     origin: str = ""
     notes: tuple[str, ...] = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
     rounding: RoundingCheck = field(default_factory=lambda: RoundingCheck(()))
     quantization: QuantizationRecord | None = None
 
@@ -224,8 +227,8 @@ def compile_model(
             max_lora_rank=max_lora_rank,
             progress=progress,
         )
-        clock = _Clock(progress, {"hub": time.perf_counter() - begin} if request.origin else {})
-        return _compile(request, writer, clock, jobs, on_pass, check_numerics=check_numerics)
+        hub = {"hub": time.perf_counter() - begin} if request.origin else {}
+        return _compile(request, writer, progress, hub, jobs, on_pass, check_numerics=check_numerics)
 
 
 def compile_cached(
@@ -247,18 +250,47 @@ def compile_cached(
         path = folder / f"{key}.ingot"
         if not path.exists():
             with ArtifactWriter(path) as writer:
-                _compile(request, writer, _Clock(progress), jobs)
+                report = _compile(request, writer, progress, {}, jobs)
+            for name, reason in report.dropped.items():  # only a command prints the notes of a compile
+                logging.getLogger("ingot").warning("compiled without the backend '%s': %s", name, reason)
     return path
 
 
 def _compile(
     request: Request,
     writer: ArtifactWriter,
-    clock: _Clock,
+    progress: OnProgress,
+    seconds: Mapping[str, float],
     jobs: int | None,
     on_pass: OnPass | None = None,
     *,
     check_numerics: bool = False,
+) -> CompileReport:
+    """Compile the request into the files of `writer`. `seconds` has the times of phases so far.
+
+    If a backend of another package fails that the user did not name, this begins again without it. The executables of
+    other backends are in the cache by then.
+    """
+    while True:
+        try:
+            clock = _Clock(progress, dict(seconds))
+            return _compile_once(request, writer, clock, jobs, on_pass, check_numerics=check_numerics)
+        except UserBackendError as error:
+            if error.backend in request.asked or all(one.name != error.backend for one in request.backends):
+                raise
+            progress(f"leaving out the backend {error.backend}", 0, 0)
+            request = request.without(error.backend, error.what)
+            writer.clear()
+
+
+def _compile_once(
+    request: Request,
+    writer: ArtifactWriter,
+    clock: _Clock,
+    jobs: int | None,
+    on_pass: OnPass | None,
+    *,
+    check_numerics: bool,
 ) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
@@ -350,7 +382,9 @@ def _compile(
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
     record = None if request.calibration is None else request.calibration.record
-    report = replace(report, notes=request.notes(model), rounding=rounding, quantization=record)
+    report = replace(
+        report, notes=request.notes(model), dropped=request.dropped, rounding=rounding, quantization=record
+    )
     return replace(report, numerics=check.report()) if check is not None else report
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.backends.table import BACKENDS
+from ingot.backends.table import find_entry
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import encode_error
 from ingot.ir.artifact.backend_times import Candidate
@@ -36,7 +36,9 @@ def main() -> None:
         try:
             if request.get("warm"):
                 # The target is not known yet, but a backend's compile sides import the same modules for each.
-                backend = backend_named(request["backend"], next(iter(BACKENDS[request["backend"]].emit)))
+                entry = find_entry(request["backend"])
+                assert entry is not None
+                backend = backend_named(request["backend"], next(iter(entry.emit)))
                 if isinstance(backend, RegionCompiler):
                     backend.warm_up()
                 answer = {"ready": True}

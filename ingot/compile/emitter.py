@@ -11,6 +11,7 @@ from typing import Any
 
 from ingot.compile.executable_cache import build_library, executable_folder, explained, find_executable, find_workspace
 from ingot.compile.identity import Document, choices_of, exe_document
+from ingot.compile.outside_backend import OutsideBackend
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
 from ingot.ir.artifact.backend_times import Candidate
@@ -18,7 +19,7 @@ from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
-from ingot.ir.errors import IngotError
+from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
 from ingot.ir.text import print_program
@@ -229,13 +230,16 @@ class Emitter:
         The answer has the executable (compiled code). If `sizes` are passed, it has the peak bytes that a call of the
         executable allocates.
         """
-        return worker.ask(
-            {
-                "backend": region.backend,
-                "program": print_program(region.body),
-                "key": key,
-                "choices": [choice.model_dump(mode="json") for choice in self.choices[key]],
-                "target": self.target.model_dump(mode="json"),
-                "sizes": sizes,
-            }
-        )
+        request = {
+            "backend": region.backend,
+            "program": print_program(region.body),
+            "key": key,
+            "choices": [choice.model_dump(mode="json") for choice in self.choices[key]],
+            "target": self.target.model_dump(mode="json"),
+            "sizes": sizes,
+        }
+        try:
+            return worker.ask(request)
+        except BackendError as error:  # the process died
+            backend = self.backends[region.backend]
+            raise backend.blamed(error) if isinstance(backend, OutsideBackend) else error from None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.compile.outside_backend import package_document
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
 from ingot.ir.artifact.digest import digest_files, digest_json
@@ -57,7 +58,8 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
     """Return a JSON document of everything that determines the code of a region (calls compiled together).
 
     Its digest is the `exe_key`, the cache key of the executable. The document has no weights or names, so fine-tunes of
-    a model share executables. If `region` is None, it describes the backend's kernel library.
+    a model share executables. If `region` is None, it describes the backend's kernel library. For a backend of another
+    package, it has the version and all files of that package.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
     document = {
@@ -71,6 +73,7 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
         "toolchain": toolchain_of(backend),
         "target": target.code_identity(),
         "tiles": [choice.decides() for choice in choices_of(region, backend, target)],
+        **({"package": package} if (package := package_document(backend)) else {}),
     }
     return _plain(document)
 
@@ -128,6 +131,7 @@ def request_document(
             **_pass_sources(one for phase in pipeline for one in phase.passes),
         },
         "toolchain": {backend.name: toolchain_of(backend) for backend in backends},
+        "packages": {one.name: package for one in backends if (package := package_document(one))},
         "target": target.code_identity(),
     }
     return _plain(document)

@@ -133,6 +133,16 @@ class ArtifactWriter:
         """Start to sync a written file to disk in the background. `publish` waits for this and raises its errors."""
         self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
 
+    def clear(self) -> None:
+        """Remove all files that were written so far, to write another artifact in their place. Raises OSError."""
+        if self._folder is None:
+            raise InternalError("the artifact writer is not open", hint="use it in a `with` block, before `publish`")
+        for begun in self._syncing:
+            begun.exception()  # waits; the files go
+        self._syncing, self._sealed = [], None
+        shutil.rmtree(self._folder)
+        self._folder.mkdir()
+
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
         """Write the manifest, with the digests of all files. Afterwards, only files that it does not list may be added.
 

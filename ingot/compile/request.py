@@ -1,18 +1,17 @@
 """Read and check a compile request: the checkpoint, the target and the options."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.backends.table import choices
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.adapted_entry import DEFAULT_LORA_RANK, check_loras, with_adapted_entry
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.calibrating import CalibrationJob, CalibrationResult, OnDone
-from ingot.compile.competing import competing, with_choices
+from ingot.compile.competing import backends_named, competitors, with_choices
 from ingot.compile.format_claims import check_formats
 from ingot.compile.identity import Document, request_document
 from ingot.compile.request_checks import (
@@ -86,6 +85,8 @@ class Request:
     - `quantize`: how weights are quantized; None: they keep their numbers
     - `text`: the calibration text; None: there is none
     - `calibration`: the result of the calibration, once it is done
+    - `asked`: the backends that the option `backend` names; the compile does not go on without them
+    - `dropped`: backends of other packages that the compile goes on without, each with the reason
     - `options`: the arguments of `compile_model` as JSON values, with "auto" and defaults resolved. `Request.read` with
       them returns an equal request
     """
@@ -113,6 +114,8 @@ class Request:
     quantize: QuantizeOptions | None = None
     text: CalibrationText | None = None
     calibration: CalibrationResult | None = None
+    asked: frozenset[str] = frozenset()
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(
@@ -174,7 +177,8 @@ class Request:
             raise OptionError("the pass quantize in addition to the option quantize", where="passes")
         machine = Target.named(target)
         check_cache_dtype(kv_cache_dtype, machine)
-        backends = competing(backend, machine, axes)
+        competing = competitors(backend, machine, axes)
+        backends = competing.backends
         for one in backends:
             toolchain_of(one)  # report a missing compiler before tracing
         log = None if tuning_log is None else read_log(tuning_log, machine)
@@ -237,7 +241,7 @@ class Request:
             origin=source.origin,
             options={
                 "target": machine.name,
-                "backend": _first_name(backend, choices(machine.device)),
+                "backend": competing.choice,
                 "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
                 "kv_cache_dtype": kv_cache_dtype,
                 "kv_cache_scales": kv_cache_scales,
@@ -277,6 +281,8 @@ class Request:
             max_lora_rank=max_lora_rank,
             quantize=quantizing,
             text=text,
+            asked=competing.asked,
+            dropped=competing.dropped,
         )
 
     @staticmethod
@@ -300,12 +306,18 @@ class Request:
             ) from None
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
+        request = replace(request, backends=_same_backends(made, request), dropped={})
         # Use the choices that it was compiled with; do not measure again.
         log = artifact_log(artifact, request.target)
         if log is None:
             return request
         backends = tuple(with_choices(one, log.given()) for one in request.backends)
         return replace(request, backends=backends, decided=log.given_calls())
+
+    def without(self, backend: str, reason: str) -> "Request":
+        """Return the request without a backend of another package, which `notes` then names with the reason."""
+        backends = tuple(one for one in self.backends if one.name != backend)
+        return replace(self, backends=backends, dropped={**self.dropped, backend: reason})
 
     def trace(self) -> Model:
         """Trace the model's definition and return its programs.
@@ -366,6 +378,7 @@ class Request:
             notes.append(f"code that the checkpoint brings, and that is not run: {code}")
         if text := unused_scales(self.checkpoint, self.kv_cache_dtype, per_token=self.scales_per_token):
             notes.append(text)
+        notes += [f"compiled without the backend '{name}': {reason}" for name, reason in self.dropped.items()]
         if model.respelled:
             notes.append(f"names of tensors in which {Respelling.of(model.respelled)}")
         return tuple(notes)
@@ -432,12 +445,23 @@ class Request:
         return bucket_classes(self.target, self.backends, tokens, limits.max_batch, deterministic=self.deterministic)
 
 
-def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the first value of --backend that means the same backends as `choice`.
+def _same_backends(made: Mapping[str, Any], request: Request) -> tuple[Backend, ...]:
+    """Return the backends that the artifact of the recorded request `made` was compiled with.
 
-    The artifact records this name. `choices` maps each value of --backend to the backends that it selects.
+    Installed packages may bring other backends now. Raises ArtifactError if one of the backends is missing.
     """
-    return next(name for name, among in choices.items() if among == choices[choice])
+    try:
+        names = made["identity"]["options"]["backends"]
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{REQUEST} is malformed: it has no backends") from error
+    if names == [one.name for one in request.backends]:
+        return request.backends
+    try:
+        return backends_named([str(name) for name in names], request.target.device)
+    except OptionError as error:
+        raise ArtifactError(
+            f"the artifact was compiled with another backend: {error.what}", where=REQUEST, hint=error.hint
+        ) from None
 
 
 def _quantize_options(given: QuantizeOptions | None) -> dict[str, Any]:

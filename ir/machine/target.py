@@ -115,6 +115,10 @@ class Target(BaseModel):
         return f"this machine is another target: {difference}" if difference else ""
 
 
+# The keys of `Target.versions`. Other names in a manifest's versions are packages of backends.
+VERSIONS = ("torch", "cuda", "driver")
+
+
 def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
     """Return the first property that differs between two machines, with both values, as text; None if all are equal.
 

@@ -130,7 +130,6 @@ def test_a_request_takes_what_compile_model_takes() -> None:
         (["diff", "x"], "AFTER", "Usage: ingot diff"),
         (["target", "cpu"], "cpu", "Usage: ingot target"),
         (["compile", "x"], "--output", "Usage: ingot compile"),
-        (["compile", "x", "-o", "y", "--backend", "tpu"], "inductor", "Usage: ingot compile"),
         (["compile", "x", "-o", "y", "--dtype", "int8"], "bfloat16", "Usage: ingot compile"),
         (["compile", "x", "-o", "y", "--no-deterministic"], "--no-deterministic", "Usage: ingot compile"),
     ],

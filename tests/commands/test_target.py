@@ -22,6 +22,7 @@ def test_target(ingot: Command) -> None:
         "features",
         "tools",
         "cache",
+        "backends",
         "unavailable",
         "ops",
     ]

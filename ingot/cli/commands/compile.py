@@ -25,7 +25,7 @@ def compile_checkpoint(
     output: Annotated[str, Parameter(name=("--output", "-o"))],
     revision: str | None = None,
     target: str = "auto",
-    backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
+    backend: str = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto",
     kv_cache_scales: Literal["auto", "tensor", "head", "token"] = "auto",
@@ -70,8 +70,10 @@ def compile_checkpoint(
         The machine to compile for. auto is the GPU if there is one, else the CPU. cuda requires the GPU. cpu is the
         CPU. A GPU can also be named by its capability, as in sm_90.
     backend
-        Backends that may compute. auto allows all for the target. inductor compiles all calls that it can. triton is
-        for GPUs. reference needs no compiler and is slow.
+        Backends that may compute. auto allows all for the target, those of installed packages included. inductor
+        compiles all calls that it can. triton is for GPUs. reference needs no compiler and is slow. Or the name of a
+        package's backend, which then computes what it can, and the reference the rest. auto,NAME lets that backend
+        compete with all others, and is an error if it fails.
     dtype
         Dtype of weights and activations. auto keeps the checkpoint's.
     kv_cache_dtype

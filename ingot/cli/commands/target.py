@@ -23,6 +23,7 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
     from ingot.compile.cache import cache_root
     from ingot.compile.competing import available
     from ingot.compile.op_claims import op_claims
+    from ingot.compile.outside_backend import backend_facts
     from ingot.compile.tools import tools_found
     from ingot.ir.machine.target import Target
 
@@ -36,6 +37,7 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
         "features": _features(chosen),
         "tools": tools_found(),
         "cache": str(cache_root()),
+        "backends": [backend_facts(one) for one in backends],
         "unavailable": unavailable,
         "ops": [one.to_json() for one in op_claims(chosen, backends)],
     }
@@ -100,6 +102,11 @@ def _print(answer: dict[str, Any]) -> None:
     else:
         rows = [_feature_row(one) for one in answer["features"]]
         print_table(out, table(("feature", "there", "needs", "without it"), rows))
+    out.print()
+    columns = ("name", "kind", "package", "version")
+    print_table(
+        out, table(("backend", *columns[1:]), [tuple(one[name] for name in columns) for one in answer["backends"]])
+    )
     out.print()
     _print_claims(out, answer["ops"], answer["unavailable"])
 

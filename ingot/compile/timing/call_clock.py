@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.backends.table import BACKENDS
+from ingot.backends.table import find_entry
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir.artifact.backend_times import BackendTime, Candidate
 from ingot.ir.machine.device_clock import row_seconds
@@ -117,7 +117,8 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
     """
     node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
-    if built is not None and BACKENDS[backend].executable is not None:
+    entry = find_entry(backend)
+    if built is not None and entry is not None and entry.executable is not None:
         run = load_executable(*built, context)
         return lambda inputs: run(*inputs)
     name = target_name(node.target)

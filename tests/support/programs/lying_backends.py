@@ -11,7 +11,8 @@ from backend_kinds import HasLibrary
 from backend_table import patch_entry
 from torch import fx
 
-from ingot.backends.table import BACKENDS, BackendEntry
+from ingot.backends.entry import BackendEntry
+from ingot.backends.table import BACKENDS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ingot.backends.table import choices
+from ingot.backends.table import find_entry
 from ingot.compile.competing import backends_named
 from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
 from ingot.debug.bisect.programs.compare import differs
@@ -106,8 +106,9 @@ def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
 def _context(about: Mapping[str, Any]) -> PassContext:
     given = about["context"]
     target = Target.named(given["target"])
-    known = choices(target.device)["auto"]
-    backends = backends_named([name for name in given["backends"] if name in known], target.device)
+    entries = {name: find_entry(name) for name in given["backends"]}
+    known = [name for name, entry in entries.items() if entry is not None and target.device in entry.emit]
+    backends = backends_named(known, target.device)
     buckets = tuple(BucketClass.model_validate_json(json.dumps(one)) for one in given["buckets"])
     return PassContext(
         target=target,
