@@ -90,7 +90,17 @@ def _arguments(node: fx.Node, env: Mapping[fx.Node, Any], exact: bool) -> tuple[
 
 
 def _widened(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    """Return a floating-point tensor in float64 with the strides of `value`, and any other value unchanged.
+
+    The body of a region declares strides of its inputs, such as those of a slice. torch keeps only strides without
+    gaps.
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    wide = value.double()
+    if wide.stride() == value.stride() or 0 in value.stride():  # an expanded axis overlaps itself
+        return wide
+    return torch.empty_strided(value.shape, value.stride(), dtype=wide.dtype, device=wide.device).copy_(wide)
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:

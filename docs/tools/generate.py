@@ -17,7 +17,7 @@ from tables import reference
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
-PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
+PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-backend", "add-a-model")
 # Prose only: how it is built, and a page for each subject.
 BUILT = (
     *("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "http", "responses-and-messages"),

@@ -58,6 +58,8 @@ def _child(request: dict[str, Any], output: int) -> int:
     os.dup2(output if request["stderr"] else os.open(os.devnull, os.O_WRONLY), 2)
     os.chdir(request["cwd"])
     sys.path[:0] = request["path"]
+    # Installed packages are also there for processes that a command starts, such as those that compile.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*request["path"], os.environ.get("PYTHONPATH")]))
     try:
         status = _call(request["argv"])
     except SystemExit as ended:

@@ -37,8 +37,7 @@ def main() -> None:
             if request.get("warm"):
                 # The target is not known yet, but a backend's compile sides import the same modules for each.
                 entry = find_entry(request["backend"])
-                assert entry is not None
-                backend = backend_named(request["backend"], next(iter(entry.emit)))
+                backend = backend_named(request["backend"], next(iter(entry.emit)) if entry else "cpu")
                 if isinstance(backend, RegionCompiler):
                     backend.warm_up()
                 answer = {"ready": True}

@@ -91,6 +91,29 @@ def test_exact_takes_wider_values_than_declared(traced: Program) -> None:
     assert compare(found, plain(given), torch.float64, factor=100) is None  # logits sum products of sums
 
 
+REGION_OF_SLICES = """\
+program slices stage=LOWERED
+dim T in [1, 8]
+input x: bf16[T, 8]
+region r0 @one {
+  input in0: bf16[T, 4; 8, 1]
+  %silu_mul = ingot.silu_mul(%in0, %in0) : bf16[T, 4]
+  return out0=%silu_mul
+}
+%half = aten.slice.Tensor(%x, 1, 4, 8) : bf16[T, 4; 8, 1] @reference
+%region_r0 = region.r0(%half) : bf16[T, 4] @one
+return out=%region_r0
+"""
+
+
+def test_exact_keeps_the_strides_that_a_region_declares() -> None:
+    """Also those with gaps, as of a slice."""
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = interpret(parse_program(REGION_OF_SLICES), {"x": x}, exact=True)["out"]
+    half = x[:, 4:].double()
+    assert torch.allclose(found, torch.nn.functional.silu(half) * half)
+
+
 def test_inexact_rounds_where_it_is_declared(traced: Program) -> None:
     given = traced_values(traced)
     found = interpret(traced, given)["logits"]
