@@ -89,6 +89,14 @@ BACKENDS: dict[str, BackendEntry] = {
         competing={"cpu": ("cpu", *_REFERENCES), "cuda": ("triton", *_REFERENCES)},
         links=("torch",),
     ),
+    "onnx": BackendEntry(
+        emit={"cpu": _emit("onnx.emit:Onnx")},
+        costs={"": ClaimCost(1.5, "after regions of inductor, which fuse more; the clock decides for other calls")},
+        executable=_late("onnx.load:load"),
+        competing={"cpu": _REFERENCES},
+        links=("onnxruntime",),
+        on_request=True,
+    ),
     "cpu": BackendEntry(
         emit={"cpu": _emit("cpu.emit:Cpu")},
         costs={

@@ -27,15 +27,15 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return {name: found for name in packages if (found := installed_version(name))}
 
 
-def require(module: str, package: str, purpose: str) -> None:
+def require(module: str, package: str, purpose: str, extra: str = "cuda") -> None:
     """Raise TargetError if the Python module `module` is not installed.
 
-    `package` is the package with the module, such as one that `ingot[cuda]` installs. `purpose` says for the message
-    what needs it.
+    `package` is the package with the module, which `ingot[EXTRA]` installs. `purpose` says for the message what needs
+    it.
     """
     if not is_installed(module):
         raise TargetError(
             f"{purpose} needs the package '{package}', which is not installed",
-            expected="the packages of the extra 'cuda'",
-            hint="pip install 'ingot[cuda]'",
+            expected=f"the packages of the extra '{extra}'",
+            hint=f"pip install 'ingot[{extra}]'",
         )

@@ -55,6 +55,7 @@ def test_choices() -> None:
     assert choices("cpu") == {
         "auto": ("inductor", "cpu", "reference", "rowwise"),
         "inductor": ("inductor", "cpu", "reference", "rowwise"),
+        "onnx": ("onnx", "reference", "rowwise"),
         "reference": ("reference", "rowwise"),
     }
     assert choices("cuda") == {
@@ -89,6 +90,7 @@ def test_what_each_backend_can_do() -> None:
         "cublas cuda": {"FunctionBackend"},
         "inductor cpu": {"Compiler", "RegionCompiler"},
         "inductor cuda": {"Compiler", "RegionCompiler"},
+        "onnx cpu": {"Compiler", "RegionCompiler"},
         "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
         "reference cpu": {"FunctionBackend"},
         "reference cuda": {"FunctionBackend"},

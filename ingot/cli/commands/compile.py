@@ -71,9 +71,9 @@ def compile_checkpoint(
         CPU. A GPU can also be named by its capability, as in sm_90.
     backend
         Backends that may compute. auto allows all for the target, those of installed packages included. inductor
-        compiles all calls that it can. triton is for GPUs. reference needs no compiler and is slow. Or the name of a
-        package's backend, which then computes what it can, and the reference the rest. auto,NAME lets that backend
-        compete with all others, and is an error if it fails.
+        compiles all calls that it can. triton is for GPUs. reference needs no compiler and is slow. onnx, or a backend
+        of a package, computes the calls that it can, and reference the others. auto,NAME lets that backend compete with
+        all others, and is an error if it fails.
     dtype
         Dtype of weights and activations. auto keeps the checkpoint's.
     kv_cache_dtype

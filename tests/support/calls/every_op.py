@@ -1,7 +1,7 @@
 """One region body that holds every op a region compiler takes, so that one compile tests them all."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -98,10 +98,13 @@ def _samples(op: Op, dtype: torch.dtype, share: int | None) -> Sequence[Sample]:
     return samples if share is None else samples[share::SHARES] or samples[share % len(samples) :][:1]
 
 
-def every_op(dtypes: Sequence[torch.dtype] = DTYPES, share: int | None = None) -> EveryOp:
+def every_op(
+    dtypes: Sequence[torch.dtype] = DTYPES, share: int | None = None, without: Collection[str] = ()
+) -> EveryOp:
     """In each of these dtypes: a layer at any T and L, and each sample of each fusible op at its own fixed sizes.
 
-    With a `share`, a number below SHARES, only every fourth sample of each op, and one at least.
+    With a `share`, a number below SHARES, only every fourth sample of each op, and one at least. No samples of the ops
+    `without`.
     """
     every = EveryOp(Program("every_op", Stage.FUSED, {"T": Dim("T", 1, T_MAX), "L": Dim("L", 1, L_MAX)}))
     generator = torch.Generator().manual_seed(2)
@@ -111,7 +114,7 @@ def every_op(dtypes: Sequence[torch.dtype] = DTYPES, share: int | None = None) -
     for dtype in dtypes:
         _layer(every, dtype, table, positions)
         for op in OPS.values():
-            for sample in _samples(op, dtype, share) if op.fusible else ():
+            for sample in _samples(op, dtype, share) if op.fusible and op.name not in without else ():
                 if any(isinstance(arg, torch.Tensor) and arg.dtype is torch.float8_e8m0fnu for arg in sample.args):
                     continue  # refused: C++ has no name for the type
                 prefix = f"{op.name}.{len(every.samples)}"

@@ -1,0 +1,1 @@
+"""The onnx backend: translates regions (connected calls) to ONNX models, which ONNX Runtime runs on a CPU."""
