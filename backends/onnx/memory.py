@@ -11,8 +11,8 @@ from ingot.ir.errors import BackendError
 def peak_bytes(model: bytes, sizes: Mapping[str, int]) -> int:
     """Return the most bytes that values of the graph take at once, outputs included, if nodes run in their order.
 
-    `sizes` maps symbols such as "T" to sizes. ONNX Runtime runs the nodes in this order, or fuses some, which takes
-    less. Outputs exist from the start. Raises BackendError if a shape cannot be inferred.
+    `sizes` maps symbols such as "T" to sizes. The load side has ONNX Runtime run the nodes in this order. Outputs exist
+    from the start. Raises BackendError if a shape cannot be inferred.
     """
     graph = _sized(onnx.load_from_string(model), sizes).graph
     values = {one.name: _bytes(one) for one in (*graph.value_info, *graph.output)}
