@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.commands import AsJson
+from ingot.cli.commands import AsJson, Flag
 from ingot.cli.console import console, facts, print_json, print_table, size_text, table
+from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -11,7 +12,16 @@ if TYPE_CHECKING:
     from ingot.ir.machine.target import Target
 
 
-def show_target(*, target: str = "auto", json: AsJson = False) -> None:
+def show_target(
+    *,
+    target: str = "auto",
+    explain: Flag = False,
+    op: str | None = None,
+    backend: str = "auto",
+    deterministic: Flag = False,
+    tuning_log: str | None = None,
+    json: AsJson = False,
+) -> None:
     """Show what was found on this machine, and the backend that would compute each op.
 
     Parameters
@@ -19,7 +29,22 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
     target
         The machine to show. auto is this machine's GPU, else its CPU. Also cpu, cuda, or a GPU by its capability, as in
         sm_90.
+    explain
+        Show instead, for each op and range of step sizes, the answer of every backend, and why the winner wins.
+    op
+        With --explain: only this op, as in linear.
+    backend
+        With --explain: the backends that compete, as --backend of compile-model.
+    deterministic
+        With --explain: the choice of a deterministic compile.
+    tuning_log
+        With --explain: an artifact or its tuning.json. Its measured times are shown, and decide.
     """
+    if explain:
+        _explain(target, op or "", backend, tuning_log, deterministic=deterministic, json=json)
+        return
+    if op is not None or backend != "auto" or deterministic or tuning_log is not None:
+        raise OptionError("--op, --backend, --deterministic or --tuning-log without --explain", expected="--explain")
     from ingot.compile.cache import cache_root
     from ingot.compile.competing import available
     from ingot.compile.op_claims import op_claims
@@ -42,6 +67,37 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
         "ops": [one.to_json() for one in op_claims(chosen, backends)],
     }
     print_json(answer) if json else _print(answer)
+
+
+def _explain(target: str, op: str, backend: str, log: str | None, *, deterministic: bool, json: bool) -> None:
+    """Show which backend would compute each op in each bucket class, all answers, and why the winner wins."""
+    from ingot.compile.competing import available, competitors
+    from ingot.compile.op_choices import op_choices
+    from ingot.compile.timing.tuning_log import read_log
+    from ingot.ir.machine.target import Target
+
+    chosen = Target.named(target)
+    if backend == "auto":
+        backends, unavailable = available(chosen)
+    else:
+        found = competitors(backend, chosen)
+        backends, unavailable = found.backends, dict(found.dropped)
+    measured = () if log is None else read_log(log, chosen).given_calls()
+    choices = op_choices(chosen, backends, op=op, deterministic=deterministic, measured=measured)
+    if json:
+        print_json({"target": chosen.name, "unavailable": unavailable, "choices": [one.to_json() for one in choices]})
+        return
+    out = console()
+    _print_unavailable(out, unavailable)
+    for one in choices:
+        first, last = one.tokens
+        steps = f"{first}–{last} tokens" if first < last else f"{first} token" + "s" * (first > 1)
+        out.print(f"{one.op}, {one.bucket} ({steps}): {one.backend}", style="bold", markup=False, soft_wrap=True)
+        out.print(f"  {one.why}", markup=False, soft_wrap=True)
+        timed = any(answer.times for answer in one.answers)
+        rows = [(f"  {one.backend}", str(one), *["; ".join(one.times)] * timed) for one in one.answers]
+        print_table(out, table(("  backend", "claim", *["times"] * timed), rows))
+        out.print()
 
 
 def _no_gpu() -> str:
@@ -111,9 +167,13 @@ def _print(answer: dict[str, Any]) -> None:
     _print_claims(out, answer["ops"], answer["unavailable"])
 
 
-def _print_claims(out: "Console", ops: list[dict[str, Any]], unavailable: dict[str, str]) -> None:
+def _print_unavailable(out: "Console", unavailable: dict[str, str]) -> None:
     for name, reason in unavailable.items():
         out.print(f"{name} does not compete: {reason}", markup=False, soft_wrap=True)
+
+
+def _print_claims(out: "Console", ops: list[dict[str, Any]], unavailable: dict[str, str]) -> None:
+    _print_unavailable(out, unavailable)
     everywhere = set.intersection(*(set(one["refusals"]) for one in ops))
     for reason in sorted(everywhere):
         out.print(f"of every op: {reason}", markup=False, soft_wrap=True)
