@@ -105,9 +105,11 @@ def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int
     if block == _LARGEST_BLOCK:
         chosen = GroupTiles(128, min(64, most_k), warps=8, stages=3, together=8)
     elif gated:
-        # Two blocks fit into a multiprocessor: one loads while the other begins or ends.
+        # Two programs fit into a multiprocessor: one loads while the other begins or ends. Few tokens leave room for
+        # wider blocks of the weight, which need no mask if they divide its columns.
         wide = block <= 16
-        chosen = GroupTiles(64, min(128 if wide else 64, most_k), warps=4, stages=3 if wide else 4)
+        block_k = 128 if wide and depth % 128 == 0 else 64
+        chosen = GroupTiles(64, min(block_k, most_k), warps=4, stages=(6 if wide else 4) * 64 // block_k)
     else:
         chosen = GroupTiles(128, min(64, most_k), warps=4, stages=4)
     block_n = min(chosen.block_n, max(LEAST, power_of_two(columns)))

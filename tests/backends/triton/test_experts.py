@@ -105,6 +105,12 @@ def test_a_token_may_choose_an_expert_twice(dtype: torch.dtype) -> None:
 
 
 @dtypes
+@pytest.mark.parametrize(("experts", "top_k", "rows"), [(1, 1, 3), (20, 16, 1), (20, 16, 3)])
+def test_one_expert_and_many_choices(experts: int, top_k: int, rows: int, dtype: torch.dtype) -> None:
+    check(call(rows, experts, top_k, 40, 24, dtype), {}, (1, 1) if rows == 1 else (2, 16))
+
+
+@dtypes
 def test_steps_without_tokens_compute_nothing(dtype: torch.dtype) -> None:
     args = [tensor[:0] if place < 3 else tensor for place, tensor in enumerate(call(1, 4, 2, 40, 24, dtype))]
     (found,) = run_lowering(OP, LOWERING, args, {}, tokens=(1, 16), dims={"T": 0})
