@@ -1,7 +1,5 @@
 """Lowerings of the routers of mixtures of experts: route and sparse_mixer."""
 
-from typing import Any
-
 import torch
 
 from ingot.backends.triton.kernels import route as kernels
@@ -13,7 +11,7 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # Scores that a thread holds. With one warp a choice needs no exchange between warps.
 _HELD = 16
-# The most experts: 16 scores for each of 1024 threads.
+# The most scores of a tile: 16 for each of 1024 threads.
 _MOST = 1 << 14
 
 
@@ -23,30 +21,13 @@ def _checked(call: Call) -> tuple[Value, int]:
     call.want(len(logits.type.shape) == 2, f"the router's logits are {logits.type}, not [T, E]")
     call.want(logits.type.dtype is torch.float32, f"the router's logits are not f32: {logits.type}")
     call.want_dense_rows("router_logits")
-    experts = static(logits, 1)
-    call.want(experts <= _MOST, f"{experts} experts, more than {_MOST}")
-    return logits, experts
+    return logits, static(logits, 1)
 
 
-def _launch(
-    call: Call,
-    schedule: Schedule,
-    kernel: Any,
-    logits: Value,
-    given: dict[str, Value | None],
-    constants: dict[str, Any],
-    block: int,
-) -> tuple[Value, ...]:
-    weights, chosen = (schedule.output(result) for result in call.results)
-    schedule.launch(
-        kernel,
-        (logits.type.shape[0],),
-        {"logits": logits, **given, "weights": weights, "chosen": chosen},
-        {"LOGITS_ROW": logits.strides[0], **constants, "DEPENDENT": schedule.dependent},
-        warps=max(1, block // (_HELD * WARP)),
-        dependent=schedule.dependent,
-    )
-    return weights, chosen
+def _warps(call: Call, block: int) -> int:
+    """Return the warps of a program that holds a tile of `block` scores. Raises Refused if it would need too many."""
+    call.want(block <= _MOST, f"a tile of {block} scores of experts, more than {_MOST}")
+    return max(1, block // (_HELD * WARP))
 
 
 def _route(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -69,14 +50,37 @@ def _route(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         "BLOCK_SIZE": block_size,
         "BLOCK_CHOICES": power_of_two(asked["top_k"]),
     }
-    return _launch(call, schedule, kernels.route, logits, {"bias": bias}, constants, block_groups * block_size)
+    weights, chosen = (schedule.output(result) for result in call.results)
+    schedule.launch(
+        kernels.route,
+        (logits.type.shape[0],),
+        {"logits": logits, "bias": bias, "weights": weights, "chosen": chosen},
+        {"LOGITS_ROW": logits.strides[0], **constants, "DEPENDENT": schedule.dependent},
+        warps=_warps(call, block_groups * block_size),
+        dependent=schedule.dependent,
+    )
+    return weights, chosen
 
 
 def _sparse_mixer(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     logits, experts = _checked(call)
     block = power_of_two(experts)
-    constants = {"EXPERTS": experts, "FAR": 2.0 * call.attributes["jitter"], "BLOCK": block}
-    return _launch(call, schedule, kernels.sparse_mixer, logits, {}, constants, block)
+    weights, chosen = (schedule.output(result) for result in call.results)
+    schedule.launch(
+        kernels.sparse_mixer,
+        (logits.type.shape[0],),
+        {"logits": logits, "weights": weights, "chosen": chosen},
+        {
+            "LOGITS_ROW": logits.strides[0],
+            "EXPERTS": experts,
+            "FAR": 2.0 * call.attributes["jitter"],
+            "BLOCK": block,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=_warps(call, block),
+        dependent=schedule.dependent,
+    )
+    return weights, chosen
 
 
 LOWERINGS: dict[str, Lowering] = {"route": _route, "sparse_mixer": _sparse_mixer}
