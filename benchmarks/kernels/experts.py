@@ -51,7 +51,7 @@ MODELS: Mapping[str, Mixture] = {
     "deepseek-v2-lite": Mixture(2048, 1408, 64, 6),
 }
 ALL = "all"
-Tiles = dict[ExpertsProblem, AnyTiles]
+GivenTiles = dict[ExpertsProblem, AnyTiles]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Bench:
             self._weights = (mixture, draw_weights(mixture, torch.Generator(device.DEVICE).manual_seed(1)))
         return self._weights[1]
 
-    def recorded(self, case: Case, tiles: Tiles) -> Recorded:
+    def recorded(self, case: Case, tiles: GivenTiles) -> Recorded:
         """Capture a CUDA graph of calls of Ingot's kernels. Raises RuntimeError for wrong results."""
         inputs, _ = draw_calls(case.mixture, self.weights(case.mixture), case.tokens, case.routing, generator())
         made = make_schedule(self.machine, case.mixture, case.tokens, tiles, case.block)
@@ -122,9 +122,9 @@ class Bench:
         tiles = self.best_tiles(case) if self.sweep else {}
         return take_turns({"triton": self.recorded(case, tiles)})
 
-    def best_tiles(self, case: Case) -> Tiles:
+    def best_tiles(self, case: Case) -> GivenTiles:
         """Time a call with several tile sizes of its first matmul, then of its second. Print and return the fastest."""
-        found: Tiles = {}
+        found: GivenTiles = {}
         for problem in problems(self.machine, case):
             tried: dict[AnyTiles, float] = {}
             for tiles in candidates(problem, self.machine):

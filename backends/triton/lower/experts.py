@@ -42,7 +42,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 _LOOKED_AT_FEW, _LOOKED_AT = 512, 8192
 _MOST_EXPERTS = 1024  # a thread of a block reads eight of the counts
 
-Tiles = TypeVar("Tiles", RowTiles, GroupTiles)
+ChosenTiles = TypeVar("ChosenTiles", RowTiles, GroupTiles)
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _blocks(
     )
 
 
-def _chosen(problem: ExpertsProblem, known: Tiles, schedule: Schedule) -> Tiles:
+def _chosen(problem: ExpertsProblem, known: ChosenTiles, schedule: Schedule) -> ChosenTiles:
     """Return the tile sizes of a matmul: `known`, unless the schedule was given others."""
     return schedule.choose(EXPERTS, problem.fields(), type(known), lambda: (known, "heuristic"))
 
