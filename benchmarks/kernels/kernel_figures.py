@@ -24,6 +24,8 @@ CONTENDERS: Mapping[str, str] = {
     "fa3": "Ingot, FlashAttention-3",
     "cublas": "cuBLAS",
     "flashinfer": "FlashInfer",
+    "latents": "Ingot, latents",
+    "expanded": "Ingot, keys and values",
 }
 
 

@@ -208,6 +208,24 @@ def test_matmuls_of_heads(on_cpu: Script, tokens: int, turned: bool, monkeypatch
     assert latents.measure_matmul(MACHINE, case) == dict.fromkeys(("triton", "cublas"), [1e-3 / 4] * 11)
 
 
+@pytest.mark.parametrize(("fed", "before"), [(70, 0), (40, 30)])
+def test_what_latent_attention_of_prompts_has_to_do(script: Script, fed: int, before: int) -> None:
+    """Against counting every pair."""
+    case = script("latent_prompts").Case("x", 3, fed, before, 24, 10, 6, 12)
+    pairs = sum(key <= before + query for query in range(fed) for key in range(before + fed))
+    assert case.call.flop == 2 * 3 * (pairs * (10 + 6 + 12) + fed * 24 * (10 + 12))
+    assert case.call.bytes == 2 * ((fed + before) * 30 + fed * 3 * (10 + 6 + 12))
+
+
+@interpreted
+@pytest.mark.parametrize(("fed", "before"), [(70, 0), (40, 30)])
+def test_latent_attention_of_prompts(on_cpu: Script, fed: int, before: int) -> None:
+    """Both forms, without and with tokens before the step."""
+    prompts = on_cpu("latent_prompts")
+    case = prompts.Case("x", 3, fed, before, 24, 10, 6, 12, torch.float32)
+    assert prompts.measure(MACHINE, case) == dict.fromkeys(("latents", "expanded"), [1e-3 / 4] * 11)
+
+
 @interpreted
 def test_wrong_kernels_of_latents_are_no_figure(on_cpu: Script, wrong: None, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = on_cpu("latents")
