@@ -261,14 +261,16 @@ def flops_of(q: torch.Tensor, form: CacheForm) -> int:
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
-def heads_over(call: Call, keys: str, dim: int, dims: Mapping[str, int]) -> Fit:
+def heads_over(call: Call, keys: str, dim: int, dims: Mapping[str, int], *, with_lse: bool = False) -> Fit:
     """A placement rule for attention whose result [T, H, V] is split by heads: `by_heads`, or q alone.
 
     `keys` names the argument with the keys, and `dim` is its dim of heads. `dims` has the dims of the other arguments.
-    A row that is a key and a value, and that all heads of q share, is whole on every rank.
+    `with_lse` says that the second result is a log-sum-exp [T, H]. A row that is a key and a value, and that all heads
+    of q share, is whole on every rank.
     """
     shared = call.values.get("value_width") is not None and call.at[keys] is None and call.size(keys, dim) == 1
-    return by_heads(call, dims if shared else {**dims, keys: dim}, call.shard(1))
+    result = (call.shard(1), call.shard(1)) if with_lse else call.shard(1)
+    return by_heads(call, dims if shared else {**dims, keys: dim}, result)
 
 
 def _attention_placement(call: Call) -> Fit:

@@ -12,7 +12,7 @@ import torch
 from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops.attention import attention_scores, result_of, weighted_values
+from ingot.ir.ops.attention import attention_scores, heads_over, result_of, weighted_values
 from ingot.ir.ops.paged_attention import cached_keys, longest_read, paged_attention, paged_samples
 from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
 from ingot.ir.placements import Call, Fit, by_heads
@@ -137,7 +137,7 @@ def _traffic(q: torch.Tensor, *args: Any, cached: bool = False, **kwargs: Any) -
 
 
 def _placement(call: Call) -> Fit:
-    return by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, (call.shard(1), call.shard(1)))
+    return heads_over(call, "kv", 3, {"q": 1, "sinks": 0}, with_lse=True)
 
 
 def _merge_placement(call: Call) -> Fit:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from ingot.ir.program import Model, Program, Stage
 from ingot.passes.expand_latents import ExpandLatents
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.manager import run_pass, run_pipeline
-from ingot.passes.pipeline import PIPELINE
+from ingot.passes.pipeline import PIPELINE, pipeline_for
 from ingot.passes.rewrite import Rewriter
 
 NAME = "deepseek_v3-groups"
@@ -113,3 +114,17 @@ def test_fuel(opened: Callable[[str], tuple[Model, Any]]) -> None:
     rewriter = Rewriter(program, fuel=0)
     ExpandLatents(force=True).run(rewriter, pass_context())
     assert not rewriter.rewrites() and [node.name for node in program.calls()] == calls
+
+
+def test_on_a_mesh(tmp_path: Path) -> None:
+    """Heads are split, and each rank has all latents and their cache."""
+    folder = TINY[NAME].write(tmp_path / "m", first_k_dense_replace=3, intermediate_size=104, vocab_size=380)
+    model, mesh = Request.read(folder, **LIMIT_OPTIONS, dtype="float32").trace(), {"tp": 2}
+    steps, _ = staged(model, pipeline_for(mesh), mesh=mesh, backends=(Reference(),))
+    before = next(step.program for step in steps if step.name == "choose-layouts")
+    after, record = run_pass(ExpandLatents(force=True), before.copy(), pass_context(mesh=mesh), under=Stage.FUSED)
+    assert record.matches == 3
+    read = Checkpoint.open(folder).read
+    measured = [measure(one, rank_params(one, read), REQUESTS, chunk=4, seed=3).logits for one in (before, after)]
+    problem = breach(Numerics.ROUNDING, *measured, torch.float32)
+    assert problem is None, problem.text
