@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ingot.backends.table import BACKENDS
+
 Document = Mapping[str, Any]
 
 
@@ -187,6 +189,8 @@ def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
         return cause.path in ("config.dtype", "config.torch_dtype") and change.after == cause.after
     if path.startswith("options.quantize_"):
         return cause.path == "options.quantize" and None in (cause.before, cause.after)
+    if path == "options.backends" and cause.path.startswith("options.mesh"):
+        return _without_collectives(change.before) == _without_collectives(change.after)
     if path == "options.max_seq_len":
         return cause.path.startswith(_LENGTH_FIELDS)
     if section == "sources" and path.startswith("sources.quantizing/"):
@@ -212,6 +216,11 @@ def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
             "target.versions.torch",
         )
     return False
+
+
+def _without_collectives(backends: Any) -> list[Any]:
+    """Return the names of backends without those that a mesh adds."""
+    return [name for name in backends or () if name not in BACKENDS or BACKENDS[name].collectives is None]
 
 
 def _pipeline_follows(change: Change, cause: Change) -> bool:
