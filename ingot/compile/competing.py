@@ -10,7 +10,7 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.errors import OptionError, TargetError, UserBackendError
 from ingot.ir.machine.target import Target
-from ingot.ir.mesh import ONE_DEVICE, mesh_text
+from ingot.ir.mesh import ONE_DEVICE, mesh_text, within_stage
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
             expected="a mesh of CPU processes: the collectives of GPUs (NCCL) are not built yet",
             hint="compile with --target cpu, or without --mesh",
         )
-    return (name,)
+    return (name,) if within_stage(mesh) else ()  # stages send values between calls, and need no collective
 
 
 def _of_packages(device: str, leader: str) -> tuple[dict[str, Backend], dict[str, str]]:

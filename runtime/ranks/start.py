@@ -35,7 +35,7 @@ def start_ranks(
     check_positions(file, mesh)
     each = [file.of(rank.index) for rank in ranks(mesh)]
     limits = read_limits(artifact, each[0])
-    # Scratch pages have the number of their place in a cache, so ranks with other caches would number them differently.
+    # No scratch pages: their numbers depend on the caches of a rank, and ranks of other stages have others.
     whole = serving_memory(target, each[0], None, capture="none")
     share = replace(
         whole,

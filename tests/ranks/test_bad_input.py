@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from ingot import LLM, compile_model
+from ingot.cli.views.filter import Filter
+from ingot.cli.views.plan import plan_json
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.mesh import check_mesh, parse_mesh, ranks
+from ingot.runtime.artifact import open_artifact
 from ingot.runtime.ranks.seat import check_connects
 from ingot.serve.mesh_sizes import with_mesh
 
@@ -77,6 +80,22 @@ def test_an_artifact_of_another_mesh(
     with pytest.raises(OptionError, match=what) as caught:
         LLM(artifact("llama", "tp=2"), **sizes)  # type: ignore[arg-type]
     assert hint in caught.value.hint
+
+
+def test_a_filter_for_the_instructions_of_stages(artifact: Callable[[str, str], Path]) -> None:
+    """A stage has some of the program's calls, so they do not pair with instructions by their places."""
+    made = open_artifact(artifact("llama", "pp=2"))
+    with pytest.raises(OptionError, match="pipeline stages") as caught:
+        plan_json(made, Filter(op="linear"))
+    assert "--program" in caught.value.hint
+    assert len(plan_json(made, Filter())["positions"]) == 2
+
+
+def test_the_vllm_interface_takes_the_sizes(artifact: Callable[[str, str], Path]) -> None:
+    from ingot.vllm_api import LLM as Other
+
+    with pytest.raises(OptionError, match="tensor_parallel_size is 4, and the artifact was compiled for tp=2"):
+        Other(str(artifact("llama", "tp=2")), tensor_parallel_size=4)
 
 
 def test_sizes_become_a_mesh(artifact: Callable[[str, str], Path], tmp_path: Path) -> None:

@@ -79,8 +79,19 @@ def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
 
 
 def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
-    """Return the instructions that match the filter. Raises OptionError if there are none."""
-    steps = list(steps_of(artifact, read_plans(artifact)))
+    """Return the instructions that match the filter.
+
+    Raises OptionError if there are none, and for an artifact with pipeline stages.
+    """
+    plans = read_plans(artifact)
+    if any(plan.stage is not None for plan in plans.plans.values()):
+        raise OptionError(
+            "a filter for the instructions of pipeline stages, which are parts of the program",
+            where=str(artifact.folder),
+            expected="--plan alone, which shows those of stage 0",
+            hint="--program with the filter shows calls of all stages",
+        )
+    steps = list(steps_of(artifact, plans))
     wanted.check({id(step.program): step.program for step in steps}.values())
     found = [step for step in steps if step.taken_by(wanted)]
     if not found:
