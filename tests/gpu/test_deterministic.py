@@ -53,11 +53,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprob
 Bits = tuple[list[int], list[dict[int, float]]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, "plain in int4_g64", "plain in fp8_per_channel_per_token"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(f"deterministic-{request.param}")
+    folder = tmp_path_factory.mktemp("deterministic")
     options: dict[str, Any] = {"target": "cuda", "dtype": "bfloat16", "deterministic": True}
-    compile_model(MODELS[request.param].write(folder / "checkpoint"), folder / "a.ingot", **options, **LIMITS)
+    model, _, format = request.param.partition(" in ")
+    if format:
+        options["quantize"] = format
+    compile_model(MODELS[model].write(folder / "checkpoint"), folder / "a.ingot", **options, **LIMITS)
     return folder / "a.ingot"
 
 

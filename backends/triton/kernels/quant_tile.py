@@ -54,7 +54,8 @@ def quant_tile(
 ):
     """Compute a matmul with fused ops: y [rows, N] from x [rows, K] and a quantized weight.
 
-    Grid: cdiv(N, BLOCK_N), SPLITS, and with MANY the blocks of TOKENS rows of x. Without MANY, x has up to TOKENS rows.
+    Grid: cdiv(N, BLOCK_N), SPLITS. Without MANY, x has up to TOKENS rows. With MANY it has any number: a program
+    computes all splits of TOKENS rows, and the grid is cdiv(N, BLOCK_N), 1, cdiv(rows, TOKENS).
 
     A block has BLOCK_K columns: one or several parts of COLUMNS columns, each with its own scales. A chunk of four-bit
     elements has COLUMNS columns.
@@ -93,6 +94,84 @@ def quant_tile(
     of_groups = rows if MANY else TOKENS
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
     up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    if MANY and SPLITS > 1:
+        # As programs of other step sizes share the splits, and the last one adds them in this order.
+        for nth in range(SPLITS):
+            part, up_part = _of_split(
+                x, of_tokens, of_groups, scales, zeros, gate_rows, up_rows, token, row, local, nth * SHARE,
+                K, X_STRIDE, FIRST, UP, GATED, TOKENS, BLOCK_N, BLOCK_K, SPLITS, SHARE, COLUMNS, ELEMENTS, DTYPE,
+            )  # fmt: skip
+            result += part
+            up += up_part
+    else:
+        result, up = _of_split(
+            x, of_tokens, of_groups, scales, zeros, gate_rows, up_rows, token, row, local, begin,
+            K, X_STRIDE, FIRST, UP, GATED, TOKENS, BLOCK_N, BLOCK_K, SPLITS, SHARE, COLUMNS, ELEMENTS, DTYPE,
+        )  # fmt: skip
+    if MANY or SPLITS == 1:
+        _finish(
+            result, up, x_scales, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
+            N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL, ELEMENTS,
+        )  # fmt: skip
+    else:
+        PARTS: tl.constexpr = 2 if GATED else 1
+        SUMS: tl.constexpr = BLOCK_N * TOKENS
+        # Sums of a token are adjacent, and those past the last row of x are neither written nor read.
+        own = partial + tile * (PARTS * SUMS) + t[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+        held = tl.broadcast_to((t < rows)[None, :], (BLOCK_N, TOKENS))
+        step_size = tl.num_programs(0) * (PARTS * SUMS)
+        tl.store(own + split * step_size, result, mask=held)
+        if GATED:
+            tl.store(own + split * step_size + SUMS, up, mask=held)
+        tl.debug_barrier()  # all threads store their sums before one of them counts the arrival
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+            result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            # In a fixed order, so that bits do not depend on arrival.
+            for other in tl.static_range(SPLITS):
+                result += tl.load(own + other * step_size, mask=held, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    up += tl.load(own + other * step_size + SUMS, mask=held, other=0.0, cache_modifier=".cg")
+            _finish(
+                result, up, x_scales, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
+                N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL, ELEMENTS,
+            )  # fmt: skip
+            tl.store(arrivals + tile, 0)
+
+
+@triton.jit
+def _of_split(
+    x,
+    of_tokens,
+    of_groups,
+    scales,
+    zeros,
+    gate_rows,
+    up_rows,
+    token,
+    row,
+    local,
+    begin,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    GATED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Return the sums over SHARE columns from `begin` on, [BLOCK_N, TOKENS] each: those of the gate, and of up.
+
+    They include the scales of columns, but not those that all columns share.
+    """
+    result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
     WHOLE: tl.constexpr = SPLITS * SHARE == K
     # Scales and zero points are loaded while the columns before theirs are multiplied. Waits for them took 37 % of the
     # time of a matmul with a gate, of one token, in int4_g128 (samples of an H200's program counters).
@@ -119,6 +198,35 @@ def quant_tile(
                 )  # fmt: skip
                 of_up, up_zero = next_up, next_up_zero
             of_x, of_gate, gate_zero = next_x, next_gate, next_gate_zero
+    return result, up
+
+
+@triton.jit
+def _finish(
+    result,
+    up,
+    x_scales,
+    of_tokens,
+    scales,
+    outer,
+    y,
+    bias,
+    residual,
+    row,
+    n,
+    t,
+    rows,
+    N: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """Multiply sums of all columns by the scales that these share, and finish the tile (`finish`)."""
     if ELEMENTS.scale_columns == 0:
         result *= _scales(scales, row + FIRST, 0, ELEMENTS)[:, None]
         if GATED:
@@ -133,35 +241,10 @@ def quant_tile(
     elif ELEMENTS.x_scales == "token" and ELEMENTS.x_columns == 0:
         result *= tl.load(of_tokens)[None, :]
         up *= tl.load(of_tokens)[None, :]
-    if SPLITS == 1:
-        finish(
-            result, up, y, bias, residual, n, t, rows,
-            N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
-        )  # fmt: skip
-    else:
-        PARTS: tl.constexpr = 2 if GATED else 1
-        SUMS: tl.constexpr = BLOCK_N * TOKENS
-        # Sums of a token are adjacent, and those past the last row of x are neither written nor read.
-        own = partial + tile * (PARTS * SUMS) + t[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-        held = tl.broadcast_to((t < rows)[None, :], (BLOCK_N, TOKENS))
-        step_size = tl.num_programs(0) * (PARTS * SUMS)
-        tl.store(own + split * step_size, result, mask=held)
-        if GATED:
-            tl.store(own + split * step_size + SUMS, up, mask=held)
-        tl.debug_barrier()  # all threads store their sums before one of them counts the arrival
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
-            result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
-            up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
-            # In a fixed order, so that bits do not depend on arrival.
-            for other in tl.static_range(SPLITS):
-                result += tl.load(own + other * step_size, mask=held, other=0.0, cache_modifier=".cg")
-                if GATED:
-                    up += tl.load(own + other * step_size + SUMS, mask=held, other=0.0, cache_modifier=".cg")
-            finish(
-                result, up, y, bias, residual, n, t, rows,
-                N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
-            )  # fmt: skip
-            tl.store(arrivals + tile, 0)
+    finish(
+        result, up, y, bias, residual, n, t, rows,
+        N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
+    )  # fmt: skip
 
 
 @triton.jit

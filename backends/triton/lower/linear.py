@@ -7,7 +7,7 @@ import torch
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.linear_choice import known_microseconds, known_tiles, share_of
-from ingot.backends.triton.lower.linear_invariant import block_tiles, few_tiles, invariant_products, sums_of
+from ingot.backends.triton.lower.linear_invariant import block_tiles, few_tiles, require_invariant, sums_of
 from ingot.backends.triton.lower.linear_launches import launch_blocks, launch_matvec, launch_tile
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
@@ -67,9 +67,7 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
     The matmul sums in one order for any number of rows. The bits of a row therefore do not depend on other rows.
     """
     product = linear.problem(most).product()
-    if not invariant_products(schedule.sm, product.dtype):
-        sm = f"{schedule.sm // 10}.{schedule.sm % 10}"
-        raise Refused(f"on compute capability {sm}, matmuls with other tile sizes are not known to have the same bits")
+    require_invariant(schedule.sm, product.dtype)
     sums = sums_of(product, schedule.sm)
     if most > GPU_FEW_TOKENS:
         return launch_blocks(linear, schedule, block_tiles(product, sums, schedule.sm), sums)

@@ -13,6 +13,7 @@ import torch
 
 from ingot.backends.triton.lower.linear_choice import fitted, share_of, tiles
 from ingot.backends.triton.lower.linear_tiles import Product, Tiles
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.shared_memory import shared_memory
 
 # Steps of all sizes use the splits chosen for this many rows of x, because with few rows splits save most time.
@@ -54,6 +55,15 @@ def invariant_products(sm: int, dtype: torch.dtype) -> bool:
     operand, in blocks of 4 or more warps. float32 uses no tensor cores.
     """
     return dtype is torch.float32 or 80 <= sm <= 90 or sm >= 120
+
+
+def require_invariant(sm: int, dtype: torch.dtype) -> None:
+    """Raise Refused if matmuls of a dtype cannot be batch-invariant on compute capability `sm`."""
+    if not invariant_products(sm, dtype):
+        name = f"{sm // 10}.{sm % 10}"
+        raise Refused(
+            f"on compute capability {name}, matmuls with other tile sizes are not known to have the same bits"
+        )
 
 
 def sums_of(product: Product, sm: int) -> Sums:

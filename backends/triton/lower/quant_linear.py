@@ -15,6 +15,7 @@ from ingot.backends.triton.kernels.quant_tile import quant_tile
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.linear_choice import share_of
+from ingot.backends.triton.lower.linear_invariant import require_invariant
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import Tiles
 from ingot.backends.triton.lower.quant_form import StoredForm, form_of
@@ -46,9 +47,9 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
 
     x has up to `most` rows. Raises Refused if no kernel supports the format or the step.
     """
-    if schedule.bucket.batch_invariant:
-        raise Refused("no batch-invariant kernel for a quantized weight")
     form = form_of(linear, schedule.sm)
+    if schedule.bucket.batch_invariant:
+        return _invariant(linear, form, schedule, most)
     if most == 1 and takes_one_token(linear, form):
         return launch_matvec(linear, form, schedule)
     if most > GPU_FEW_TOKENS:
@@ -64,14 +65,35 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
     # A block has whole parts, because a scale multiplies the sum over a part.
     chosen = replace(chosen, block_k=max(1, chosen.block_k // form.block_k) * form.block_k)
     x, scales = _prepared(linear, form, schedule, tokens)
-    return _launch(linear, form, schedule, tokens, chosen, x, scales)
+    return _launch(linear, form, schedule, tokens, chosen, share_of(linear.depth, chosen), x, scales)
 
 
 def _many(linear: Linear, form: StoredForm, schedule: Schedule) -> Value:
     """Add the launches of a matmul for steps of many tokens to `schedule`, and return the result."""
     tokens, chosen = many_tiles(form, linear.gate is not None, schedule.sm)
     x, scales = _prepared(linear, form, schedule, None)
-    return _launch(linear, form, schedule, tokens, chosen, x, scales, many=True)
+    return _launch(linear, form, schedule, tokens, chosen, share_of(linear.depth, chosen), x, scales, many=True)
+
+
+def _invariant(linear: Linear, form: StoredForm, schedule: Schedule, most: int) -> Value:
+    """Add the launches of a batch-invariant matmul to `schedule`, and return the result. x has up to `most` rows.
+
+    As with plain weights (`linear_invariant`), steps of all sizes use one instruction, and sum in one order: along the
+    columns of a part, then parts, then splits.
+    """
+    product = linear.problem(LEAST).product()
+    require_invariant(schedule.sm, form.codes)
+    sums = quant_tiles(product, form, LEAST, schedule.cores, schedule.sm)
+    share = share_of(linear.depth, sums)
+    if most > GPU_FEW_TOKENS:
+        tokens, chosen = many_tiles(form, linear.gate is not None, schedule.sm, sums.splits)
+        x, scales = _prepared(linear, form, schedule, None)
+        return _launch(linear, form, schedule, tokens, chosen, share, x, scales, many=True)
+    tokens = max(LEAST, padded_tokens(most))
+    chosen = quant_tiles(product, form, tokens, schedule.cores, schedule.sm)
+    chosen = replace(chosen, splits=sums.splits, block_k=sums.block_k)
+    x, scales = _prepared(linear, form, schedule, tokens)
+    return _launch(linear, form, schedule, tokens, chosen, share, x, scales)
 
 
 def _prepared(linear: Linear, form: StoredForm, schedule: Schedule, tokens: int | None) -> tuple[Value, Value | None]:
@@ -131,22 +153,24 @@ def _launch(
     schedule: Schedule,
     tokens: int,
     chosen: Tiles,
+    share: int,
     x: Value,
     x_scales: Value | None,
     many: bool = False,
 ) -> Value:
     """Add the launch of `quant_tile` to `schedule`, and return the result.
 
-    `x` has up to `tokens` rows. With `many` it has any number, and a program computes `tokens` of them.
+    `x` has up to `tokens` rows. With `many` it has any number, and a program computes `tokens` of them. A split has
+    `share` columns.
     """
     weight, gate = linear.weight, linear.gate
     result = schedule.output(linear.result)
     blocks = -(-linear.columns // chosen.block_n)
-    split = chosen.splits > 1
+    split = chosen.splits > 1 and not many
     sums = (chosen.splits, blocks, 1 if gate is None else 2, chosen.block_n, tokens)
     schedule.launch(
         quant_tile,
-        (blocks, chosen.splits, cdiv(linear.rows, tokens) if many else 1),
+        (blocks, 1, cdiv(linear.rows, tokens)) if many else (blocks, chosen.splits, 1),
         {
             "x": x,
             "x_scales": x_scales,
@@ -176,7 +200,7 @@ def _launch(
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
             "SPLITS": chosen.splits,
-            "SHARE": share_of(linear.depth, chosen),
+            "SHARE": share,
             "LINES": chosen.lines,
             "MANY": many,
             "COLUMNS": form.block_k,

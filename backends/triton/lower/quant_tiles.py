@@ -18,8 +18,8 @@ _PROGRAMS = 2
 # and 32 tokens had 2 to 7, mostly 3. The kernel has changed since (it multiplied each quarter of a chunk alone).
 _PROGRAMS_FOUR_BITS = 3
 _MOST_SPLITS = 8
-# Bytes of a row of x in a block.
-_COLUMNS = 256
+# The least columns of a block, where rows have as many.
+_COLUMNS = 128
 _MOST_STAGES = 8
 _MANY_STAGES = 4
 # Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
@@ -69,7 +69,7 @@ def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm:
     rows = _rows(form, _ROWS)
     blocks = -(-product.columns // rows)
     # Small groups are parts of a block, so that a block is not smaller than elsewhere.
-    block_k = form.block_k * max(1, min(_COLUMNS // form.codes.itemsize, product.depth) // form.block_k)
+    block_k = form.block_k * max(1, min(_COLUMNS, product.depth) // form.block_k)
     most = max(1, product.depth // (2 * block_k))
     programs = _PROGRAMS_FOUR_BITS if form.elements.chunk else _PROGRAMS
     splits = max(1, min(round(programs * cores / blocks), _MOST_SPLITS, most))
@@ -77,14 +77,16 @@ def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm:
     return Tiles(rows, block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
 
 
-def many_tiles(form: StoredForm, gated: bool, sm: int) -> tuple[int, Tiles]:
+def many_tiles(form: StoredForm, gated: bool, sm: int, splits: int = 1) -> tuple[int, Tiles]:
     """Return the rows of x per program and the tile sizes of a matmul for many rows of x.
 
-    The sums of a tile are in registers, twice if the weight has scales of columns, and twice if there is a gate.
+    The sums of a tile are in registers, twice if the weight has scales of columns, again if a program adds several
+    splits, and all of it twice if there is a gate.
     """
-    tokens, rows = _rows(form, 64 if gated else 128), _rows(form, 128)
+    most = (64 if gated else 128) // (2 if splits > 1 else 1)
+    tokens, rows = _rows(form, most), _rows(form, 128)
     stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, form.block_k, gated, tokens) - 1)
-    return tokens, Tiles(rows, form.block_k, 1, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
+    return tokens, Tiles(rows, form.block_k, splits, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
 
 
 def _rows(form: StoredForm, rows: int) -> int:

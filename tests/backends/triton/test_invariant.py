@@ -4,6 +4,7 @@ On a GPU this compares what tensor cores add up. The interpreter is given produc
 what is compared there is the order of blocks and splits.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_invariant import sums_of
 from ingot.backends.triton.lower.linear_tiles import Product
 from ingot.backends.triton.lower.table import LOWERINGS
-from ingot.backends.triton.lower.weight import plain_weight
+from ingot.backends.triton.lower.weight import plain_weight, stored_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
+from ingot.ir.formats import find_format, named, quantize
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
@@ -122,6 +124,50 @@ def test_rows_of_experts(weigh_input: bool, dtype: torch.dtype) -> None:
     whole = mixture(0, MOST)
     for begin, end in PARTS:
         assert torch.equal(mixture(begin, end), whole[begin:end]), f"rows {begin} to {end}"
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("name", "gated"),
+    some(
+        2,
+        [
+            *(("int8", True), ("int8_g64", False), ("int4_g128_asym", False), ("fp8_per_channel_per_token", False)),
+            *(("int8_w8a8", True), ("mxfp4", True), ("u4/1x32:f16:zeros/low_first/ordered", False)),
+        ],
+    ),
+)
+def test_rows_of_products_with_quantized_weights(name: str, gated: bool, dtype: torch.dtype) -> None:
+    columns, depth, format = 40, 768, find_format(name)
+    rows = columns * (2 if gated else 1)
+    x, gain = drawn((MOST, depth), dtype, 1), 1 + drawn((1, depth), dtype, 3)[0]
+    bare = named(replace(format, ordered=False))
+    parts = quantize(drawn((rows, depth), torch.float32, 2).cpu() * depth**-0.5, bare)
+    if format.ordered:
+        parts["order"] = torch.randperm(depth, generator=torch.Generator().manual_seed(1)).to(torch.int32)
+
+    def product(begin: int, end: int) -> torch.Tensor:
+        inputs = [x[begin:end], gain, *(parts[part].to(DEVICE) for part in format.parts)]
+        types = [TensorType(dtype, ("T", depth)), TensorType(dtype, (depth,))]
+        types += [TensorType(parts[part].dtype, tuple(parts[part].shape)) for part in format.parts]
+        values = [Value(one, input=place) for place, one in enumerate(types)]
+        linear = Linear(
+            values[0],
+            stored_weight(format, dict(zip(format.parts, values[2:], strict=True))),
+            None,
+            TensorType(dtype, ("T", columns)),
+            Norm(values[1], 1e-5),
+            Gate("silu", 0, columns) if gated else None,
+        )
+        schedule = new_schedule(class_of(end - begin), invariant=True)
+        result = schedule_linear(linear, schedule)
+        assert all(launch.constants.get("SPLITS", 2) > 1 for launch in schedule.launches)
+        return run_schedule(schedule, [result], inputs, {"T": end - begin})[0]
+
+    whole = product(0, MOST)
+    assert bool(whole.isfinite().all())
+    for begin, end in PARTS:
+        assert torch.equal(product(begin, end), whole[begin:end]), f"rows {begin} to {end}"
 
 
 # What the rows of one step see: the place of the first, and how many there are.
