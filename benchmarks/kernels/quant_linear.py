@@ -8,6 +8,7 @@ calls over random weights, different ones for each call: two GB of them, or 128 
 result is compared with the op's reference in float32. Bytes are those of the weight with its scales and zero points.
 
 With --sweep, each matmul of up to 64 tokens is timed with several tile sizes first. The best ones are printed and used.
+With --one-token tile, a matmul of one token is computed by the kernel for several.
 """
 
 import itertools
@@ -52,12 +53,16 @@ _GAIN, _RESIDUAL = len(PARTS) + 1, len(PARTS) + 2
 
 @dataclass(frozen=True)
 class Case:
-    """A matmul with a weight in `format`, in steps of `tokens` tokens. `part` is its name in the decoder."""
+    """A matmul with a weight in `format`, in steps of `tokens` tokens. `part` is its name in the decoder.
+
+    With `by_tile`, a step of one token has the kernel for several.
+    """
 
     part: str
     tokens: int
     format: Format
     problem: LinearProblem
+    by_tile: bool = False
 
     @property
     def types(self) -> dict[str, TensorType]:
@@ -75,17 +80,20 @@ class Case:
         return min(MOST_LAUNCHES, max(4, TRAFFIC // self.call.bytes))
 
 
-def cases(decoder: Decoder, formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]:
+def cases(decoder: Decoder, formats: Sequence[str], tokens: Sequence[int], by_tile: bool = False) -> Iterator[Case]:
     for name, step in itertools.product(formats, tokens):
         for part, problem in decoder.parts(min(step, GPU_FEW_TOKENS)).items():
             if part != "head":  # it keeps its dtype
-                yield Case(part, step, find_format(name), problem)
+                yield Case(part, step, find_format(name), problem, by_tile and step == 1)
 
 
 def launcher(machine: Machine, case: Case, tiles: _Tiles | None = None) -> Launcher:
-    """Return a function that launches a matmul on given inputs, with these tile sizes or those of a compile."""
+    """Return a function that launches a matmul on given inputs, with these tile sizes or those of a compile.
+
+    A matmul of one token has the kernel for several if its case says so.
+    """
     problem, few = case.problem, case.tokens <= GPU_FEW_TOKENS
-    padded = padded_tokens(case.tokens)
+    padded = 16 if case.by_tile else padded_tokens(case.tokens)
     least = {1: 1, 16: 2}.get(padded, padded // 2 + 1)
     bucket = BucketClass(name="measured", tokens=(least, padded) if few else (GPU_FEW_TOKENS + 1, 8192))
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
@@ -178,10 +186,16 @@ def candidates(machine: Machine, case: Case) -> tuple[_Tiles, list[_Tiles]]:
         sizes = itertools.product((4, 8, 16, 32), (2, 4, 8), (4, 8, 16))
         return one, [QuantMatvecTiles(rows, thread * warps, warps, held) for rows, warps, held in sizes]
     base, found = Tiles(**choice.tiles), []
-    for rows, splits, stages, many in itertools.product((64, 128), (1, 2, 4, 6, 8), (3, 4, 6, 8), (1, 2)):
+    # With 64 rows and 4 warps a tile is one instruction of Hopper for four warps, which wait for it together. Smaller
+    # ones are instructions of single warps.
+    shapes = ((64, 4), (128, 4), (32, 2), (64, 2), (16, 1), (32, 1))
+    for (rows, warps), splits, stages, many in itertools.product(shapes, (1, 2, 4, 6, 8), (3, 4, 6, 8), (1, 2)):
+        if warps < 4 and (splits == 6 or stages != 4):
+            continue
         programs = -(-case.problem.columns // rows) * splits
-        if splits == 1 or 0.7 * machine.cores <= programs <= 8 * machine.cores:
-            found.append(replace(base, block_n=rows, splits=splits, stages=stages, block_k=base.block_k * many))
+        if splits == 1 or 0.7 * machine.cores <= programs * warps / 4 <= 8 * machine.cores:
+            sizes = replace(base, block_n=rows, splits=splits, stages=stages, block_k=base.block_k * many)
+            found.append(replace(sizes, warps=warps))
     return base, found
 
 
@@ -212,10 +226,11 @@ def main() -> None:
     parser = kernel_parser(__doc__ or "", 120.0)
     parser.add_argument("--formats", default=FORMATS, help="names of formats, separated by commas")
     parser.add_argument("--tokens", default=TOKENS, help="tokens of steps, separated by commas")
+    parser.add_argument("--one-token", choices=("matvec", "tile"), default="matvec", help="the kernel for one token")
     parser.add_argument("--sweep", action="store_true", help="search tile sizes first")
     options = parser.parse_args()
     machine, steps = this_machine(), list(map(int, options.tokens.split(",")))
-    found = cases(Decoder.of(options.shape), options.formats.split(","), steps)
+    found = cases(Decoder.of(options.shape), options.formats.split(","), steps, options.one_token == "tile")
     peak = Peak(copy_bandwidth("cuda"), product_rate())
     work = ((case.call, partial(measure, machine, case, options.sweep)) for case in found)
     figures, missing = measure_figures("quant_linear", work, peak, options.seconds, ours="triton", peer="cublas")

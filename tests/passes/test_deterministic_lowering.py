@@ -13,6 +13,7 @@ from ingot.ir import ops
 from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, Program, RegionCall, Stage, is_call, target_name
 from ingot.passes.manager import Lowered, run_pipeline
+from ingot.passes.pipeline import edit_pipeline
 
 BACKENDS = (Triton(), Reference(), Rowwise())
 # Ops without kernels on a GPU.
@@ -20,12 +21,12 @@ NO_KERNELS = {"ingot.route", "ingot.sparse_mixer", "ingot.experts"}
 FIRST = {TINY[name].family: name for name in reversed(TINY)}  # the first checkpoint of each family
 
 
-def lowered(name: str) -> Lowered:
+def lowered(name: str, passes: str = "default") -> Lowered:
     target = Target.named("sm_90")
     buckets = bucket_classes(target, BACKENDS, LIMITS.max_tokens, LIMITS.max_batch, deterministic=True)
     context = pass_context(target=target, backends=BACKENDS, deterministic=True, bucket=None)
     model = traced({**TINY[name].config, "dtype": "bfloat16"})
-    return run_pipeline(model, context, buckets, upto=Stage.LOWERED)
+    return run_pipeline(model, context, buckets, edit_pipeline(passes), upto=Stage.LOWERED)
 
 
 @pytest.mark.parametrize("name", ["llama-plain", "qwen3-plain"])
@@ -47,6 +48,14 @@ def test_every_class_has_the_same_calls_and_none_by_rows(name: str) -> None:
         one.reason for record in found.records if record.name == "fuse-append-attention" for one in record.refusals
     }
     assert len(reasons) == 1 and "its bits depend on the step" in reasons.pop()
+
+
+@pytest.mark.parametrize("format", drawn(1, ["int8", "i4/1x*:f16/low_first", "fp8_per_channel_per_token"]))
+def test_quantized_weights_have_kernels(format: str) -> None:
+    for program in lowered("llama-plain", f'default,quantize{{format="{format}"}}').programs.values():
+        calls = [node for node in program.calls() if node.target not in VIEWS]
+        assert any("ingot.quant_linear" in _ops(program, node) for node in calls)
+        assert {node.meta["backend"] for node in calls} == {"triton"}
 
 
 @pytest.mark.parametrize("family", drawn(5, FIRST))

@@ -32,6 +32,7 @@ QUANT_MATVEC = "quant_matvec"
 _MATVEC_WARPS = 4
 _MATVEC_HELD = 8
 _MATVEC_LEAST = 4
+_MATVEC_PROGRAMS = 1.8
 _MATVEC_MOST = 32
 
 
@@ -53,11 +54,13 @@ def matvec_tiles(product: Product, chunk: int, cores: int) -> QuantMatvecTiles:
     """Return the tile sizes of a matmul with one row of x, on a device with `cores` multiprocessors.
 
     `chunk` is the number of columns that a thread multiplies at once. Each program prepares x for itself, so it has as
-    many rows of the weight as leave two programs for each multiprocessor.
+    many rows of the weight as leave almost two programs for each multiprocessor.
     """
     block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
     most = _MATVEC_MOST // (2 if product.gated else 1)
-    rows = min(most, max(_MATVEC_LEAST, power_of_two(max(1, product.columns // (2 * cores)))))
+    rows = _MATVEC_LEAST
+    while rows < most and product.columns >= 2 * rows * _MATVEC_PROGRAMS * cores:
+        rows *= 2
     return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows))
 
 
