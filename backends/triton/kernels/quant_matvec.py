@@ -83,9 +83,21 @@ def quant_matvec(
                 nth % PARTS // (PARTS // ROWS), N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
             ),
         )  # fmt: skip
+    n = first + tl.arange(0, ROWS)
+    inside = n < N
+    # What the end needs is loaded here, so that nothing waits for memory there.
+    row_scale, added_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
+    up_scale, up_bias = row_scale, added_bias
+    if GATED:
+        up_scale, up_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
     if DEPENDENT:
+        if NORM:
+            _fetch(gain, K)
         gdc_wait()
     row = tl.program_id(1)
+    rest = 0.0
+    if RESIDUAL:
+        rest = tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
     source = x + row * X_STRIDE
     inverse, x_scale = _of_row(source, gain, stored, K, EPS, NORM, BLOCK_K, ROUNDED)
     sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
@@ -109,21 +121,20 @@ def quant_matvec(
     for nth in tl.static_range(ROWS):
         gates = gates + (sums[2 * nth if GATED else nth],)
         ups = ups + (sums[2 * nth + 1 if GATED else nth],)
-    n = first + tl.arange(0, ROWS)
-    inside = n < N
-    at = tl.minimum(n, N - 1)
-    result = _scaled_rows(_total(gates, ROWS), scales, outer, at + FIRST, x_scale, ELEMENTS, ROUNDED)
+    if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+        row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
+    result = _total(gates, ROWS) * row_scale
     if BIAS:
-        result += tl.load(bias + FIRST + n, mask=inside, other=0.0).to(tl.float32)
+        result += added_bias
     if GATED:
-        up = _scaled_rows(_total(ups, ROWS), scales, outer, at + UP, x_scale, ELEMENTS, ROUNDED)
+        up = _total(ups, ROWS) * up_scale
         if BIAS:
-            up += tl.load(bias + UP + n, mask=inside, other=0.0).to(tl.float32)
+            up += up_bias
         result = gated(result, up, ACTIVATION)
     elif ACTIVATION is not None:
         result = gated(result, 1.0, ACTIVATION)
     if RESIDUAL:
-        result += tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
+        result += rest
     tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)
 
 
@@ -443,13 +454,36 @@ def _integers(
 
 
 @triton.jit
-def _scaled_rows(sums, scales, outer, rows, x_scale, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
-    """Return the sums of the rows `rows` of the weight, times the scales that all their columns share."""
+def _of_rows(scales, outer, bias, rows, BIAS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Return the scales that all columns of the rows `rows` of the weight share, and their bias or 0, as float32."""
+    scale = tl.full(rows.shape, 1.0, tl.float32)
     if ELEMENTS.scale_columns == 0:
         place = rows // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else rows * 0
-        sums *= scale_value(tl.load(scales + place), ELEMENTS)
+        scale *= scale_value(tl.load(scales + place), ELEMENTS)
     if ELEMENTS.outer_rows >= 0:
-        sums *= outer_scales(outer, rows, ELEMENTS)
-    if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
-        sums *= x_scale
-    return sums
+        scale *= outer_scales(outer, rows, ELEMENTS)
+    if BIAS:
+        return scale, tl.load(bias + rows).to(tl.float32)
+    else:
+        return scale, 0.0
+
+
+@triton.jit
+def _fetch(vector, SIZE: tl.constexpr):
+    """Prefetch a vector of SIZE elements into the L2 cache. It does not wait for the data."""
+    LINE: tl.constexpr = 1024 // vector.dtype.element_ty.primitive_bitwidth
+    element = tl.minimum(tl.arange(0, _lines(SIZE, LINE)) * LINE, SIZE - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0",
+        "=r,l",
+        [(vector + element).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def _lines(size, line):
+    """Return the lines of `line` elements that hold `size` elements, rounded up to a power of two."""
+    return 1 << (-(-size // line) - 1).bit_length()
