@@ -154,8 +154,8 @@ def choices(device: str) -> dict[str, tuple[str, ...]]:
 
     The backends of each value together compute every op. Backends of other packages are left out.
     """
-    names = (name for name, one in BACKENDS.items() if device in one.emit and not one.on_request and not one.collectives)
-    return {"auto": tuple(names)} | {
+    competing = (name for name, one in BACKENDS.items() if not one.on_request and not one.collectives)
+    return {"auto": tuple(name for name in competing if device in BACKENDS[name].emit)} | {
         name: (name, *entry.competing[device]) for name, entry in BACKENDS.items() if device in entry.competing
     }
 

@@ -85,7 +85,7 @@ def _result(graph: Graph, node: fx.Node, outputs: dict[str, TensorType]) -> dict
 
 
 def _base(node: fx.Node) -> tuple[fx.Node, int]:
-    """Return the value of which a result is a view, and the offset of the view in elements.
+    """Return the value that a result is a view of, and the offset of the view in elements.
 
     Return the result itself with 0 if it is no view, if the offset depends on a symbol, or if the base has gaps.
     """

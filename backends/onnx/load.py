@@ -67,7 +67,7 @@ def _options(onnxruntime: Any) -> Any:
     # and might round elsewhere. For an MLP of 1024 by 4096 they saved less time than repeated runs differed by.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # An arena would keep memory that the plan gives to other calls.
+    # An arena would keep memory that the plan reuses for other calls.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors are raised

@@ -28,7 +28,7 @@ def prepare_rows(
     DEPENDENT: tl.constexpr,
 ):
     """Write rows of x [rows, WIDTH] to `result` [rows, WIDTH]. The columns are those that `order` i32[WIDTH] lists, if
-    it is given. What happens, in this order:
+    it is given. The steps, in this order:
 
     - NORM: normed by an rms_norm with the weight `gain`, and rounded to the dtype of x
     - ROUNDED: divided by a scale and rounded to an element type, as the format of a weight says. `scales` receives the

@@ -77,7 +77,7 @@ def quant_matvec(
         )  # fmt: skip
     n = first + tl.arange(0, ROWS)
     inside = n < N
-    # What the end needs is loaded here, so that nothing waits for memory there.
+    # The operands of the end are loaded here, so that nothing waits for memory there.
     row_scale, added_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
     up_scale, up_bias = row_scale, added_bias
     if GATED:

@@ -273,7 +273,7 @@ def _add_block(
     `zero` [BLOCK_N] are of these rows and columns, and `of_x` [TOKENS] are the scales of x. `token` are the rows of x.
     WHOLE says that no column is past K.
     """
-    # Scales of columns, and products of eight bits, whose sums are kept short.
+    # Scales of columns, and matmuls of eight bits, whose sums are kept short.
     APART: tl.constexpr = (
         ELEMENTS.scale_columns > 0 or ELEMENTS.x_columns > 0 or x.dtype.element_ty.primitive_bitwidth == 8
     )
@@ -318,7 +318,7 @@ def _add_block(
             part = tl.dot(weights, tl.trans(tokens), input_precision="ieee", out_dtype=tl.float32)
     if not APART:
         return part
-    # Products past column K are zeros, whatever scale multiplies them.
+    # Terms past column K are zeros, whatever scale multiplies them.
     if ELEMENTS.scale_columns > 0:
         part *= scale[:, None]
     if ELEMENTS.x_columns > 0:
