@@ -101,8 +101,11 @@ def _of_packages(device: str, leader: str) -> tuple[dict[str, Backend], dict[str
 
 
 def _shortest(choice: str, names: tuple[str, ...], dropped: Collection[str], known: Mapping[str, Sequence[str]]) -> str:
-    """Return the first value of --backend that selects the backends `names`, or else `choice`."""
-    if "," in choice or dropped:
+    """Return the first value of --backend that selects the backends `names`, or else `choice`.
+
+    "auto" selects other backends where other packages are installed, so it then replaces no other value.
+    """
+    if "," in choice or dropped or outside_names():
         return choice
     return next((name for name, among in known.items() if among == names), choice)
 
