@@ -213,8 +213,8 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: C
     ("target", "backend", "what", "expected"),
     [
         ("sm_90", "cpu", "unknown backend 'cpu'", "auto, triton, inductor, reference"),
-        ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, reference"),
-        ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, reference"),
+        ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, onnx, reference"),
+        ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, onnx, reference"),
     ],
 )
 def test_a_backend_that_is_not_for_the_target(
