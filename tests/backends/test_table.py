@@ -35,7 +35,7 @@ def test_every_folder_is_in_the_table() -> None:
 def test_what_an_entry_loads_stands_in_its_load_module() -> None:
     for path in FOLDER.glob("*/load.py"):
         entry = BACKENDS[path.parent.name]
-        assert any((entry.executable, entry.library, entry.find_op)), path
+        assert any((entry.executable, entry.library, entry.find_op, entry.collectives)), path
 
 
 def test_every_cost_says_why() -> None:
@@ -92,6 +92,7 @@ def test_what_each_backend_can_do() -> None:
         "inductor cuda": {"Compiler", "RegionCompiler"},
         "onnx cpu": {"Compiler", "RegionCompiler"},
         "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
+        "gloo cpu": {"FunctionBackend"},
         "reference cpu": {"FunctionBackend"},
         "reference cuda": {"FunctionBackend"},
         "rowwise cpu": {"FunctionBackend"},
