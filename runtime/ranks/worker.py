@@ -9,6 +9,7 @@ byte of the pipe is an order: to run the next step, or to run the ending of the 
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -43,6 +44,7 @@ def main() -> None:
     except Exception as error:
         area.fail(number, RankState.LOST if lost_rank(error) else RankState.FAILED, _texts(error))
         status = 1
+    shutil.rmtree(spec["folder"], ignore_errors=True)  # rank 0 does this too, unless it was killed
     os._exit(status)  # the threads of gloo may wait for ranks that are gone
 
 

@@ -118,14 +118,15 @@ def test_two_hundred_faults(artifact: Callable[[str, str], Path], monkeypatch: p
 
 
 @pytest.mark.slow
-def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path]) -> None:
+def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path], tmp_path: Path) -> None:
     """Rank 0 is killed, and cannot tell the others."""
     script = (
         "import sys, time\nfrom ingot import LLM\nllm = LLM(sys.argv[1], num_kv_pages=30)\n"
         "print(*llm.loaded.leader.process_ids.values(), flush=True)\ntime.sleep(100)\n"
     )
     command = [sys.executable, "-c", script, str(artifact("llama", "pp=2 tp=2"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
         assert child.stdout is not None
         pids = [int(one) for one in child.stdout.readline().split()]
         assert len(pids) == 3 and not any(map(is_gone, pids))
@@ -134,6 +135,7 @@ def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path]) -> None:
         while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids)):
             time.sleep(0.02)
         assert all(map(is_gone, pids))
+        assert not list(tmp_path.iterdir()), "no folder is left"
 
 
 @pytest.mark.slow
