@@ -26,7 +26,7 @@ from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
-from ingot.runtime.ranks.watch import Watch
+from ingot.runtime.ranks.watch import RankWatch
 from ingot.runtime.room import Room
 from ingot.runtime.step import StepInputs
 
@@ -45,7 +45,7 @@ class _Processes:
     children: dict[int, "subprocess.Popen[bytes]"]
     pipes: dict[int, int]
     folder: Path
-    watch: Watch | None = None
+    watch: RankWatch | None = None
 
     def end(self, seconds: float = _END_SECONDS) -> None:
         """End all processes: close their pipes, and kill those that still run after `seconds`."""
@@ -104,7 +104,7 @@ class Leader:
             raise RankError(f"a process of the mesh does not start: {error}") from error
         finally:
             os.close(self._area.fd)  # the others have it
-        self._watch = Watch(self._area, self._all, self._processes.children)
+        self._watch = RankWatch(self._area, self._all, self._processes.children)
         self._processes.watch = self._watch
         self._given = folder, backend, mesh, room
 

@@ -21,7 +21,7 @@ _CAUSE_SECONDS = 2.5
 _HINT = "start the engine again; the requests in flight are lost"
 
 
-class Watch:
+class RankWatch:
     """Watches the processes of the other ranks from the process of rank 0.
 
     area       the shared memory, in which ranks report
@@ -49,7 +49,7 @@ class Watch:
         threading.Thread(target=self._run, name="watch ranks", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer: the processes are about to end."""
+        """Stop watching: the processes are about to end."""
         self._over.set()
 
     def wait(self, seconds: float) -> None:

@@ -200,6 +200,7 @@ def test_claims() -> None:
         "paged_attention",
         "partial_attention",
         "step_attention",
+        "step_latent_attention",
         "pool",
         "kv_append",
         "latent_attention",

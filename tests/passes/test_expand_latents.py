@@ -11,6 +11,7 @@ from quantized_files import LIMIT_OPTIONS
 from staged import LIMITS, pass_context, staged, traced
 from tiny import TINY
 
+from ingot.backends.gloo.emit import Gloo
 from ingot.backends.reference.emit import Reference
 from ingot.backends.triton.emit import Triton
 from ingot.compile.buckets import bucket_classes
@@ -120,7 +121,7 @@ def test_on_a_mesh(tmp_path: Path) -> None:
     """Heads are split, and each rank has all latents and their cache."""
     folder = TINY[NAME].write(tmp_path / "m", first_k_dense_replace=3, intermediate_size=104, vocab_size=380)
     model, mesh = Request.read(folder, **LIMIT_OPTIONS, dtype="float32").trace(), {"tp": 2}
-    steps, _ = staged(model, pipeline_for(mesh), mesh=mesh, backends=(Reference(),))
+    steps, _ = staged(model, pipeline_for(mesh), mesh=mesh, backends=(Reference(), Gloo()))
     before = next(step.program for step in steps if step.name == "choose-layouts")
     after, record = run_pass(ExpandLatents(force=True), before.copy(), pass_context(mesh=mesh), under=Stage.FUSED)
     assert record.matches == 3

@@ -12,7 +12,7 @@ import pytest
 
 from ingot.ir.mesh import ranks
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
-from ingot.runtime.ranks.watch import Watch
+from ingot.runtime.ranks.watch import RankWatch
 
 ALL = ranks({"pp": 2, "tp": 2})
 Children = dict[int, "subprocess.Popen[bytes]"]
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[[SharedArea, Children], None], str]] = {
 def test_one_fault_ends_all(case: str, children: Children) -> None:
     fault, expected = CASES[case]
     area = SharedArea(len(ALL), 8)
-    watch = Watch(area, ALL, children)
+    watch = RankWatch(area, ALL, children)
     time.sleep(0.15)
     assert watch.fault is None
     begin = time.monotonic()
@@ -80,13 +80,13 @@ def test_a_process_that_ends_by_itself(children: Children) -> None:
     children[1].kill()
     children[1].wait()
     children[1] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    watch = Watch(SharedArea(len(ALL), 8), ALL, children)
+    watch = RankWatch(SharedArea(len(ALL), 8), ALL, children)
     watch.wait(10)
     assert watch.fault is not None and watch.fault.what.endswith("ended: it exited with status 3")
 
 
 def test_a_short_stop_is_no_fault(children: Children) -> None:
-    watch = Watch(SharedArea(len(ALL), 8), ALL, children)
+    watch = RankWatch(SharedArea(len(ALL), 8), ALL, children)
     os.kill(children[1].pid, signal.SIGSTOP)
     time.sleep(0.5)
     os.kill(children[1].pid, signal.SIGCONT)

@@ -52,7 +52,7 @@ def compiled(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 def test_the_programs_are_those_that_the_passes_saw(compiled: Compiled) -> None:
     trace = compiled.artifact.trace
-    assert len(trace) == len(compiled.seen) == 18
+    assert len(trace) == len(compiled.seen) == 19
     for entry, seen, record in zip(trace, compiled.seen, compiled.records, strict=True):
         assert (entry.before_text, entry.after_text) == seen, entry.title
         assert (entry.name, entry.bucket, entry.stage) == (record.name, record.bucket, record.stage)

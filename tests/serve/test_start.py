@@ -25,7 +25,9 @@ pytestmark = pytest.mark.xdist_group("serve")
 def test_the_engine_takes_all_options_of_llm() -> None:
     parameters = inspect.signature(LLM.__init__).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert named - {"revision", "quantize"} == ENGINE_OPTIONS
+    # These choose the artifact, before the engine starts.
+    of_compiles = {"revision", "quantize", "tensor_parallel_size", "pipeline_parallel_size"}
+    assert named - of_compiles == ENGINE_OPTIONS
 
 
 def test_the_server_process_imports_no_torch() -> None:
