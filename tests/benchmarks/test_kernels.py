@@ -16,6 +16,7 @@ import pytest
 import torch
 from benchmark_scripts import BENCHMARKS
 from child_script import script_of
+from drawn import drawn
 from triton_interpreter import eight_bits_converted, language_patched_once
 
 from ingot.backends.flashinfer.packages import Missing
@@ -208,7 +209,7 @@ def test_matmuls_of_heads(on_cpu: Script, tokens: int, turned: bool, monkeypatch
     assert latents.measure_matmul(MACHINE, case) == dict.fromkeys(("triton", "cublas"), [1e-3 / 4] * 11)
 
 
-@pytest.mark.parametrize(("fed", "before"), [(70, 0), (40, 30)])
+@pytest.mark.parametrize(("fed", "before"), drawn(1, [(70, 0), (40, 30)]))
 def test_what_latent_attention_of_prompts_has_to_do(script: Script, fed: int, before: int) -> None:
     """Against counting every pair."""
     case = script("latent_prompts").Case("x", 3, fed, before, 24, 10, 6, 12)
@@ -300,7 +301,8 @@ def small_experts(experts: Any, tokens: int, routing: str, block: int | None = N
 
 @interpreted
 @pytest.mark.parametrize(
-    ("tokens", "routing", "block"), [(1, "same", None), (8, "random", None), (8, "random", 1), (65, "uniform", None)]
+    ("tokens", "routing", "block"),
+    drawn(1, [(1, "same", None), (8, "random", None), (8, "random", 1), (65, "uniform", None)]),
 )
 def test_experts(on_cpu: Script, tokens: int, routing: str, block: int | None) -> None:
     experts = on_cpu("experts")

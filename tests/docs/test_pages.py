@@ -220,7 +220,7 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
 # One group: the pages share the process that runs their commands.
 @pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize(
-    "page", drawn(2, ["life-of-a-token", "write-a-pass", "add-an-op", "add-a-backend", "add-a-model"])
+    "page", drawn(1, ["life-of-a-token", "write-a-pass", "add-an-op", "add-a-backend", "add-a-model"])
 )
 def test_a_page_shows_what_happens(page: str, run: object) -> None:
     import generate

@@ -64,7 +64,7 @@ def test_the_programs_are_those_that_the_passes_saw(compiled: Compiled) -> None:
     assert trace["insert-paged-kv"].matches == CHECKPOINTS[NAME].config["num_hidden_layers"]
     assert trace["fuse-qk-norm-rope"].matches == 0 and not trace["fuse-qk-norm-rope"].diff()
     assert trace["merge-linears"].diff()
-    assert trace["choose-backends@any"].number == 14 and trace["cse"].stage == "FUSED"
+    assert trace["choose-backends@any"].number == 15 and trace["cse"].stage == "FUSED"
     with pytest.raises(OptionError, match="nearest is 'cse'"):
         trace["csa"]
 

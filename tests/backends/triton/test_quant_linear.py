@@ -105,7 +105,7 @@ def test_odd_shapes(name: str, rows: int, n: int, k: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("name", "n", "k"),
     some(
-        3,
+        2,
         [
             *((name, 37, 544) for name in ("int8", "int8_w8a8", "fp8", "f8e4m3/*x*:f32/x=f8e4m3:static")),
             *((name, 70, 640) for name in (*WEIGHT_ONLY, *FOUR_BITS, *FLOATS, *SMALL_GROUPS, *ORDERED, *ROUNDED)),
