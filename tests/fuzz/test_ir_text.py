@@ -143,8 +143,12 @@ def texts() -> list[str]:
     "number", [pytest.param(number, marks=[pytest.mark.slow] * (number >= QUICK)) for number in range(TESTS)]
 )
 def test_an_edited_text_is_a_program_or_is_refused_at_a_place(number: int, texts: list[str]) -> None:
-    fates = []
-    for edit in range(EDITS):
+    fates: list[str] = []
+    every = {"parse", "verify", "pass"}
+    # One in twenty edits ends in the verifier, so 100 of them may all end elsewhere.
+    for edit in range(5 * EDITS):
+        if edit >= EDITS and set(fates) == every:
+            break
         draw = random.Random(f"{run_seed()} {number} {edit}")
         text = edited(draw.choice(texts), texts, draw)
         begin = time.perf_counter()
@@ -153,4 +157,4 @@ def test_an_edited_text_is_a_program_or_is_refused_at_a_place(number: int, texts
         except Exception as error:
             raise AssertionError(f"{again(edit)}\n{text}") from error
         assert time.perf_counter() - begin < SLOWEST, again(edit)
-    assert set(fates) == {"parse", "verify", "pass"}, f"the edits are too wild or too tame: {again('all')}"
+    assert set(fates) == every, f"the edits are too wild or too tame: {again('all')}"
