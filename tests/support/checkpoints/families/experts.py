@@ -43,7 +43,7 @@ MUTATIONS = (
     Mutation(
         "groups by their best expert alone",
         "RouterSpec.group_best",
-        some(RouterSpec, lambda router: router.groups > 1),
+        some(RouterSpec, lambda router: router.groups > 1 and router.group_best > 1),
         every(RouterSpec, group_best=1),
     ),
     Mutation(
