@@ -330,7 +330,7 @@ OPTIONS = dict(max_seq_len=40, max_batch=2, max_tokens=16, jobs=1)
 def test_a_compile_goes_on_without_a_backend_that_fails(
     package: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nobody named it. Its worker crashes, so that not even an exception says what is wrong."""
+    """A backend that --backend does not name. Its worker process crashes, so no exception gives a reason."""
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     name = package(emit=(_WRITE, "import os; os._exit(7)"))
     source = TINY["llama-plain"].write(tmp_path / "checkpoint")

@@ -19,6 +19,7 @@ from ingot.compile.request_checks import (
     check_cache_dtype,
     check_dtype,
     check_limits,
+    check_others,
     check_tunable,
 )
 from ingot.compile.timing.tuning_log import artifact_log, read_log
@@ -189,7 +190,7 @@ class Request:
         config = read_config(source.folder)
         refuse_unsupported(config, source.folder)
         spec = read_spec(config, str(Path(source.folder) / "config.json"))
-        _check_others(checkpoints or {}, spec)
+        check_others(checkpoints or {}, spec)
         others = {alias: find_source(one, None, progress) for alias, one in (checkpoints or {}).items()}
         merged = None if adapter is None else read_adapter(adapter)
         if dtype != "auto":
@@ -481,19 +482,6 @@ def _quantize_options(given: QuantizeOptions | None) -> dict[str, Any]:
 def _again(source: Source) -> str:
     """Return a path or hub name that finds the checkpoint of `source` from any working folder."""
     return source.origin or str(Path(source.folder).absolute())
-
-
-def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
-    """Raise OptionError unless `given` has exactly the additional checkpoints that the model's definition needs.
-
-    Its keys are their aliases, such as "draft".
-    """
-    asked = ARCHITECTURES[spec.architecture].definition.checkpoints
-    if odd := sorted(given.keys() ^ set(asked)):
-        what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not needed")
-        raise OptionError(
-            what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none besides the model's own"
-        )
 
 
 def _compiled_from(artifact: Artifact) -> str:

@@ -1,6 +1,7 @@
 """The checks of a compile request's options against the model, the target and the backends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.machine.target import Target
 from ingot.ir.program import ModelSpec
+from ingot.models.architectures import ARCHITECTURES
 
 
 def check_dtype(spec: ModelSpec, target: Target) -> None:
@@ -65,4 +67,17 @@ def check_budget(budget: float) -> None:
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 1.0 <= budget <= len(Layout):
         raise OptionError(
             f"the weight budget is {budget!r}", expected=f"a number from 1.0 to {len(Layout)}.0, copies of the weights"
+        )
+
+
+def check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
+    """Raise OptionError unless `given` has exactly the additional checkpoints that the model's definition needs.
+
+    Its keys are their aliases, such as "draft".
+    """
+    asked = ARCHITECTURES[spec.architecture].definition.checkpoints
+    if odd := sorted(given.keys() ^ set(asked)):
+        what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not needed")
+        raise OptionError(
+            what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none besides the model's own"
         )

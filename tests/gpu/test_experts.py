@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from call_oracle import difference, same_bits
+from never_waiting import NeverWaiting
 from one_call import TARGET, OneCall, moved
 from serve_artifact import Job, serve
 from tiny import CHECKPOINTS
@@ -102,22 +103,6 @@ def test_a_model_has_the_tokens_and_logits_of_the_references(
     for one, other in zip(found.logits, expected.logits, strict=True):
         problem = compare(one, other, other.dtype, factor=FACTOR)
         assert problem is None, problem
-
-
-class NeverWaiting:
-    """An executor whose launches may not wait for the GPU."""
-
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
-        self.tokens: list[int] = []  # of each step
-
-    def launch(self, inputs: Any) -> Any:
-        self.tokens.append(inputs.sizes.T)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return self._executor.launch(inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_no_step_waits_for_a_routing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_model import LIMITS, MODEL
+from never_waiting import NeverWaiting
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.errors import InternalError
@@ -17,7 +18,6 @@ from ingot.ir.numerics.harness import Schedule, scheduled
 from ingot.runtime.cuda.graphs.sizes import graph_sizes
 from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.step import StepInputs
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
@@ -43,22 +43,6 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(StepGraph, "launch", counted)
     return seen
-
-
-class NeverWaiting:
-    """An executor whose launches may not wait for the GPU."""
-
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
-        self.tokens: list[int] = []  # of each step
-
-    def launch(self, inputs: StepInputs) -> Any:
-        self.tokens.append(inputs.sizes.T)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return self._executor.launch(inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_step_is_launched_while_the_one_before_runs(made: Path) -> None:

@@ -1,4 +1,4 @@
-"""A mesh behind the server's engine process: tokens, and a rank that dies while no request runs."""
+"""A mesh behind the server's engine process: tokens, and a rank that is killed while no request runs."""
 
 import asyncio
 import os
