@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import ingot.compile.publish
+import ingot.compile.folder_writer
 from ingot.compile.publish import ArtifactWriter
 from ingot.ir.artifact.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, BackendError, InternalError, OutputError
@@ -174,7 +174,7 @@ def test_a_taken_name_is_noticed_in_the_rename_itself(tmp_path: Path, monkeypatc
         slow.write_text("program.ir", "slow\n")
         write(output, "fast\n")
         # The check before the rename sees nothing, as when the other writer comes between the two.
-        monkeypatch.setattr(ingot.compile.publish.os.path, "lexists", lambda path: False)
+        monkeypatch.setattr(ingot.compile.folder_writer.os.path, "lexists", lambda path: False)
         slow.publish(manifest())
     assert open_artifact(output).read_text("program.ir") == "fast\n"
     assert leftovers(tmp_path) == []
@@ -273,7 +273,7 @@ def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: p
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(ingot.compile.publish.fcntl, "flock", no_locks)
+    monkeypatch.setattr(ingot.compile.folder_writer.fcntl, "flock", no_locks)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     stale, live = (tmp_path / f".a.ingot.tmp-{pid}-0123abcd" for pid in (dead.pid, os.getpid()))

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ingot.compile.cache import cache_folder, cache_root, locked
-from ingot.compile.publish import is_disk_full
+from ingot.compile.folder_writer import is_disk_full
 from ingot.ir.artifact.backend_times import BackendTime
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ingot.compile.publish import ArtifactWriter
+from ingot.compile.folder_writer import FolderWriter
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import ONE_DEVICE, Mesh, ranks
@@ -40,7 +40,7 @@ class Packed:
 def pack_weights(
     params: Mapping[str, ParamSpec],
     read: Callable[[str], torch.Tensor],
-    writer: ArtifactWriter,
+    writer: FolderWriter,
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
     folders: Mapping[str, str] = MappingProxyType({}),
@@ -120,7 +120,7 @@ class _Saving(AbstractContextManager["_Saving"]):
     The end of the block waits for all files.
     """
 
-    def __init__(self, writer: ArtifactWriter) -> None:
+    def __init__(self, writer: FolderWriter) -> None:
         self._writer = writer
         self._threads = ThreadPoolExecutor(WRITERS, "weights")
         self._begun: deque[Future[None]] = deque()
