@@ -117,6 +117,10 @@ class StepMemoryError(IngotError):
     """A step that ran out of device memory. Some of its instructions may have run."""
 
 
+class ExportError(IngotError):
+    """A model, or a part of one, that an export's format cannot express."""
+
+
 class OutputError(IngotError):
     """An output path that cannot be written, or that exists already."""
 

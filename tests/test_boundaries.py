@@ -13,7 +13,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
 # Folders of the front door, beside `cli`.
-FRONT = ("bench", "compile", "debug", "harness", "hub", "quantizing", "report", "rounding", "serve", "vllm_api")
+FRONT = (
+    "bench",
+    "compile",
+    "debug",
+    "export",
+    "harness",
+    "hub",
+    "quantizing",
+    "report",
+    "rounding",
+    "serve",
+    "vllm_api",
+)
 SHELVES = ("artifact", "cache", "diff", "features", "formats", "machine", "numerics", "ops")  # folders of `ir`
 CONTRACTS = {
     contract["id"]: contract
@@ -83,6 +95,8 @@ ALLOWED = [
     ("ingot.harness.part", "ingot.serve.part"),
     ("ingot.vllm_api.part", "ingot.serve.part"),
     ("ingot.debug.part", "ingot.compile.part"),
+    ("ingot.export.part", "ingot.compile.part"),
+    ("ingot.export.part", "ingot.backends.one.shared"),
     ("ingot.debug.part", "ingot.cli.views.part"),
     ("ingot.report.part", "ingot.debug.part"),
     ("ingot.report.part", "ingot.bench.part"),
@@ -128,6 +142,9 @@ FORBIDDEN = [
     ("quantizing", "ingot.quantizing.part", "ingot.cli.main"),
     *(("rounding", "ingot.rounding.part", f"ingot.{folder}.part") for folder in FRONT if folder != "rounding"),
     ("rounding", "ingot.rounding.part", "ingot.cli.main"),
+    *(("export", "ingot.export.part", f"ingot.{folder}.part") for folder in ("debug", "report", "serve", "cli.views")),
+    ("export", "ingot.export.part", "ingot.cli.main"),
+    ("compile", "ingot.compile.part", "ingot.export.part"),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
     *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
     ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),

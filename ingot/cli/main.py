@@ -20,6 +20,7 @@ from ingot.cli.commands.compile import compile_checkpoint
 from ingot.cli.commands.diff import diff_artifacts
 from ingot.cli.commands.eval import evaluate_model
 from ingot.cli.commands.explain import explain_artifact
+from ingot.cli.commands.export import export_to
 from ingot.cli.commands.inspect import inspect_artifact
 from ingot.cli.commands.report import report_artifact
 from ingot.cli.commands.run import run_model
@@ -59,6 +60,7 @@ INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTION
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(evaluate_model, name="eval", usage="Usage: ingot eval MODEL [LM-EVAL OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
+INGOT.command(export_to, name="export", usage="Usage: ingot export SOURCE OUTPUT --to FORM [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
 INGOT.command(report_artifact, name="report", usage="Usage: ingot report ARTIFACT -o NAME.html")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")

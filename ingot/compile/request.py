@@ -287,18 +287,21 @@ class Request:
         )
 
     @staticmethod
-    def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
+    def of_artifact(
+        artifact: Artifact, checkpoint: str | Path | None = None, *, changes: Mapping[str, Any] | None = None
+    ) -> "Request":
         """Return the request that `artifact` was compiled from, to compile it again.
 
-        `checkpoint` replaces the recorded checkpoint, for example if that has moved. Raises ArtifactError if the
-        artifact does not record the request, and CheckpointError if the checkpoint is missing.
+        `checkpoint` replaces the recorded checkpoint, for example if that has moved. `changes` are options to replace;
+        with any, the request has the backends that they choose, and none of the artifact's tile sizes. Raises
+        ArtifactError if the artifact does not record the request, and CheckpointError if the checkpoint is missing.
         """
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
             raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
         folder = checkpoint or _compiled_from(artifact)
         try:
-            request = Request.read(folder, **made["options"])
+            request = Request.read(folder, **{**made["options"], **(changes or {})})
         except UnknownPassError as error:
             raise ArtifactError(
                 f"the artifact was compiled with the pass '{error.name}', which is not installed",
@@ -307,6 +310,8 @@ class Request:
             ) from None
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
+        if changes:
+            return request
         request = replace(request, backends=_same_backends(made, request), dropped={})
         # Use the choices that it was compiled with; do not measure again.
         log = artifact_log(artifact, request.target)

@@ -1,0 +1,1 @@
+"""Export a model to other formats: ONNX for onnxruntime-genai, safetensors, and a torch ExportedProgram."""
