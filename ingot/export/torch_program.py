@@ -12,10 +12,12 @@ from ingot.export.source import Source, refuse_mesh
 from ingot.export.weights import made_in_turn
 from ingot.ir.errors import ExportError
 from ingot.ir.ops import op_of
-from ingot.ir.program import Program, Stage
+from ingot.ir.program import Program, Stage, target_name
 from ingot.ir.types import TensorType
 
 INTERFACE = "interface.json"
+# Ops whose references branch on the numbers of tensors.
+_BRANCHING = frozenset({"ingot.experts"})
 
 
 def export_torch(source: Source, writer: FolderWriter, entry: str) -> tuple[str, ...]:
@@ -31,6 +33,13 @@ def export_torch(source: Source, writer: FolderWriter, entry: str) -> tuple[str,
             f"entry {entry} has the state '{next(iter(program.states))}'",
             where=source.given,
             expected="an entry that computes from its inputs alone",
+        )
+    if branching := [node for node in program.calls() if target_name(node.target) in _BRANCHING]:
+        raise ExportError(
+            f"{target_name(branching[0].target)} has no form in torch.export: it multiplies by the experts that the "
+            "numbers choose",
+            where=f"{source.given}, entry {entry}, {branching[0].meta.get('origin', '')}",
+            expected="a model without experts",
         )
     module = _Module(program, source)
     inputs = program.input_types()

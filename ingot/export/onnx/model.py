@@ -109,11 +109,11 @@ def _refuse(program: Program) -> None:
             caches.add(layer)
     if found:
         listed = "; ".join(dict.fromkeys(found[:3]))
+        rest = f"; and {len(found) - 3} more" if len(found) > 3 else ""
         raise ExportError(
-            f"{len(found)} parts of the model have no form in an ONNX decoder",
+            f"the model has parts without a form in an ONNX decoder: {listed[:600]}{rest}",
             where=f"program {program.name}",
-            expected=f"other than: {listed}"[:600],
-            hint="--to torch exports any program",
+            hint="--to torch and --to safetensors have other limits",
         )
 
 
