@@ -34,11 +34,18 @@ _ANY_MACHINE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A model to export: its request, and the traced programs. `given` is the folder or name that the user gave."""
+    """A model to export.
+
+    given     the folder or name that the user gave
+    request   the request, with the weights of a calibration if there was one
+    model     the traced programs
+    traced    the request before the calibration: only its checkpoint has no tensors but those of the definition
+    """
 
     given: str
     request: Request
     model: Model
+    traced: Request
 
     def in_dtype(self, dtype: torch.dtype) -> "Source":
         """Return the source with weights and activations in `dtype`.
@@ -47,8 +54,8 @@ class Source:
         """
         if self.request.spec.dtype == dtype:
             return self
-        request = replace(self.request, spec=replace(self.request.spec, dtype=dtype))
-        return Source(self.given, request, request.trace())
+        request, traced = (replace(one, spec=replace(one.spec, dtype=dtype)) for one in (self.request, self.traced))
+        return Source(self.given, request, traced.trace(), traced)
 
     def program(self, entry: str, stage: Stage) -> Program:
         """Run the passes up to `stage`, and return the program of an entry. Raises OptionError for an unknown entry.
@@ -108,8 +115,8 @@ def read_source(
         calibrated = request.calibrated(
             model, request.identity(model), lambda done, total: progress("calibrate", done, total)
         )
-        return Source(source, calibrated, model)
-    return Source(source, request, model)
+        return Source(source, calibrated, model, request)
+    return Source(source, request, model, request)
 
 
 def refuse_mesh(source: Source, what: str) -> None:
