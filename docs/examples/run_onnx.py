@@ -15,7 +15,7 @@ def decode(folder: Path, prompt: Sequence[int], count: int) -> Iterator[np.ndarr
     """Yield the logits f32[vocab] of each of `count` steps. Each step takes the most likely token of the one before."""
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     config = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]
-    # A layer with a window has a cache of a fixed size, of which the model drops old tokens. Other caches grow.
+    # A layer with a window has a cache of a fixed size: the model drops old tokens. Other caches grow.
     windows = config.get("sliding_window", {"window_size": 0, "layers": []})
     caches = {}
     for one in session.get_inputs():

@@ -24,6 +24,7 @@ BUILT = (
     *("tools", "structured-output", "operate", "replicas", "meshes", "looking-in", "using", "adapters"),
     "quantization",
     "quantizing",
+    "export",
 )
 
 

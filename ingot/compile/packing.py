@@ -44,6 +44,9 @@ def pack_weights(
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
     folders: Mapping[str, str] = MappingProxyType({}),
+    *,
+    file_bytes: int = SHARD_BYTES,
+    writers: int = WRITERS,
 ) -> Packed:
     """Make the tensor of each param, and write it to a file weights/NNNNN.safetensors.
 
@@ -53,7 +56,8 @@ def pack_weights(
 
     Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors. A rank then
     reads only its bytes. `folders` has a further folder for some params, such as "stage1" for those of one pipeline
-    stage; a tensor that params of several folders share is in none.
+    stage; a tensor that params of several folders share is in none. A file has about `file_bytes`, and up to `writers`
+    files are in memory while they are written.
 
     A recipe step with several results (a quantized weight, its scales and zeros) runs once. Its results are kept until
     the last param that needs one is written. Raises CheckpointError if the result of a recipe does not have the type of
@@ -67,12 +71,12 @@ def pack_weights(
     for name, spec in params.items():
         shared_by.setdefault((spec.recipe, spec.placement, spec.type), set()).add(folders.get(name, ""))
     total = 0
-    with _Saving(writer) as saving:
+    with _Saving(writer, writers) as saving:
         made: dict[str, _Files] = {}
 
         def files_in(*path: str) -> _Files:
             folder = "/".join(("weights", *filter(None, path)))
-            return made.setdefault(folder, _Files(saving, folder))
+            return made.setdefault(folder, _Files(saving, folder, file_bytes))
 
         for done, (name, spec) in enumerate(params.items(), 1):
             key = (spec.recipe, spec.placement, spec.type)
@@ -115,14 +119,14 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Saving(AbstractContextManager["_Saving"]):
-    """A context manager that writes safetensors files in the background, up to WRITERS at a time.
+    """A context manager that writes safetensors files in the background, up to `writers` at a time.
 
     The end of the block waits for all files.
     """
 
-    def __init__(self, writer: FolderWriter) -> None:
-        self._writer = writer
-        self._threads = ThreadPoolExecutor(WRITERS, "weights")
+    def __init__(self, writer: FolderWriter, writers: int) -> None:
+        self._writer, self._most = writer, writers
+        self._threads = ThreadPoolExecutor(writers, "weights")
         self._begun: deque[Future[None]] = deque()
 
     def __exit__(
@@ -138,7 +142,7 @@ class _Saving(AbstractContextManager["_Saving"]):
         `places` has a dict for each tensor. When the file is written, the dict receives the keys "file" and "offset".
         Raises the errors of files that were started earlier.
         """
-        while len(self._begun) >= WRITERS:
+        while len(self._begun) >= self._most:
             self._begun.popleft().result()
         self._begun.append(self._threads.submit(self._save, file, tensors, places))
 
@@ -157,13 +161,14 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class _Files:
-    """Collects the tensors of one folder into files of about SHARD_BYTES. `written` counts the files.
+    """Collects the tensors of one folder into files of about `file_bytes`. `written` counts the files.
 
     `places` has a dict for each tensor that is not in a file yet. The dict later receives the tensor's file and offset.
     """
 
     saving: _Saving
     folder: str
+    file_bytes: int
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     written: int = 0
@@ -176,7 +181,7 @@ class _Files:
         # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
         taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place
-        if sum(item.numel() * item.element_size() for item in self.tensors.values()) >= SHARD_BYTES:
+        if sum(item.numel() * item.element_size() for item in self.tensors.values()) >= self.file_bytes:
             self.flush()
         return tensor.numel() * tensor.element_size()
 

@@ -1,4 +1,4 @@
-"""Export a model: the function behind `ingot export`."""
+"""Export a model: the function that `ingot export` calls."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ FORMS = ("onnx", "safetensors", "torch")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote: its folder, the size of each file in bytes, and notes for the user."""
+    """The result of an export: its folder, the size of each file in bytes, and notes for the user."""
 
     output: Path
     files: dict[str, int]

@@ -5,13 +5,17 @@ from typing import Any
 
 from ingot.cli.progress import OnProgress
 from ingot.compile.folder_writer import FolderWriter
-from ingot.compile.packing import pack_weights
+from ingot.compile.packing import SHARD_BYTES, pack_weights
 from ingot.export.source import Source
+from ingot.export.weights import total_bytes
 from ingot.ir.formats import PARTS
 from ingot.ir.mesh import within_stage
 from ingot.ir.program import ParamSpec, Program, Stage, named_arguments, target_name
 
 WEIGHTS = "weights.json"
+# Two files are in memory at a time, in addition to the mapped checkpoint: an eighth of a small model.
+_FILES = 16
+_LEAST_FILE = 64 << 20
 
 
 def export_safetensors(source: Source, writer: FolderWriter, progress: OnProgress) -> tuple[str, ...]:
@@ -38,6 +42,8 @@ def export_safetensors(source: Source, writer: FolderWriter, progress: OnProgres
         writer,
         lambda done, total: progress("weights", done, total),
         within_stage(source.request.mesh),
+        file_bytes=min(SHARD_BYTES, max(_LEAST_FILE, total_bytes(params) // _FILES)),
+        writers=1,
     )
     path = writer.path(WEIGHTS)
     index: dict[str, dict[str, Any]] = json.loads(path.read_text())

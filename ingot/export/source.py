@@ -120,7 +120,7 @@ def read_source(
 
 
 def refuse_mesh(source: Source, what: str) -> None:
-    """Raise ExportError for a model that is divided over a mesh, of which `what` is no form."""
+    """Raise ExportError for a model that is divided over a mesh, which `what` cannot express."""
     if source.request.mesh:
         raise ExportError(
             f"{what} of a model for a mesh of {source.request.mesh}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -208,6 +209,38 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
         assert [figures[name].value for name in names] == [6.0, 0.5, 2.0, 3.0, 0.25]
     assert commands == [["--max-seq-len", "64"]] * 6
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cache", "model.ingot"]
+
+
+@in_one_of(3)
+def test_an_export_is_measured(
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    export, checkpoints = (importlib.import_module(name) for name in ("export", "random_checkpoint"))
+
+    def write_tiny(folder: Path, config: Any) -> Path:
+        tiny = config_of("1b", num_hidden_layers=config["num_hidden_layers"])
+        return checkpoints.write_checkpoint(folder, tiny)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(export, "write_checkpoint", write_tiny)
+    work = tmp_path / "work"
+    work.mkdir()
+    call("export", "--layers", 2, "--to", "safetensors", "--work", work, "--json", tmp_path / "found.json")
+    found = results.read_result(tmp_path / "found.json")
+    figures = {name: figure.value for name, figure in found.figures.items()}
+    assert found.settings["layers"] == 2 and list(work.iterdir()) == []
+    assert 0 < figures["safetensors"] < 300
+    assert figures["safetensors_share"] == figures["safetensors_peak"] / figures["safetensors_weights"]
+    # The weights of two layers and the embedding in two bytes, and the table of the rotation in four.
+    tiny = config_of("1b", num_hidden_layers=2)
+    stored = 2 * sum(math.prod(shape) for shape in checkpoints.tensor_shapes(tiny).values())
+    stored += 4 * tiny["max_position_embeddings"] * tiny["head_dim"]
+    assert stored <= figures["safetensors_weights"] < 1.01 * stored + 10_000
+    with pytest.raises(SystemExit):
+        call("export", "--to", "gguf")
 
 
 def test_traces_are_timed_by_depth(

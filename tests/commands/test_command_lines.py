@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("cli")
 COMMANDS = (
     "compile",
     "run",
+    "export",
     "run-batch",
     "bench",
     "bisect",
