@@ -9,7 +9,6 @@ resident set (VmHWM), pages of the mapped checkpoint included. `share` divides i
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -57,16 +56,25 @@ def main() -> None:
     report(options.json, settings, figures)
 
 
+# The peak is read in the process itself: what wait4 reports includes the memory of the process that began it.
+_CHILD = """
+import sys
+import ingot.cli.main as cli
+code = cli.run(cli.INGOT, sys.argv[1:])
+with open("/proc/self/status") as status:
+    print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
+sys.exit(code)
+"""
+
+
 def run(arguments: list[str]) -> tuple[float, int]:
     """Run `ingot` with arguments in a new process. Return its seconds, and the peak bytes of its memory."""
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "ingot", *arguments], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    done = subprocess.run([sys.executable, "-c", _CHILD, *arguments], stdout=subprocess.PIPE, text=True)
     seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"export.py: `ingot {' '.join(arguments)}` ended with {process.returncode}")
-    return seconds, usage.ru_maxrss * 1024
+    if done.returncode:
+        sys.exit(f"export.py: `ingot {' '.join(arguments)}` ended with {done.returncode}")
+    return seconds, int(done.stdout.split()[-1]) * 1024
 
 
 def weight_bytes(output: Path) -> int:

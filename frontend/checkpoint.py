@@ -120,6 +120,14 @@ class Checkpoint:
         count = (info.end - info.begin) // info.dtype.itemsize
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
+    def release_pages(self) -> None:
+        """Let go of the pages of tensor files that were read. Tensors stay valid: a read maps the page again.
+
+        The memory of a process that reads a large checkpoint once then does not grow with it.
+        """
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
         """Return the digests of all tensor files, by file name: the SHA-256 of each 64 MiB chunk, in hex.
 

@@ -36,11 +36,17 @@ def export_safetensors(source: Source, writer: FolderWriter, progress: OnProgres
     for program in programs.values():
         params |= program.params
         formats |= _formats(program)
+    checkpoint = source.request.checkpoint
+
+    def on_done(done: int, total: int) -> None:
+        checkpoint.release_pages()
+        progress("weights", done, total)
+
     pack_weights(
         params,
-        source.request.checkpoint.read,
+        checkpoint.read,
         writer,
-        lambda done, total: progress("weights", done, total),
+        on_done,
         within_stage(source.request.mesh),
         file_bytes=min(SHARD_BYTES, max(_LEAST_FILE, total_bytes(params) // _FILES)),
         writers=1,

@@ -15,6 +15,7 @@ from exported_model import LAYERS_FACTOR, Exported, decode, example, export_onnx
 from quantized_files import MODEL
 from tiny import TINY
 
+from ingot import LLM, SamplingParams, compile_model
 from ingot.export.export import export_model
 from ingot.export.onnx.graph import CUSTOM_DOMAIN, CUSTOM_OPS
 from ingot.export.onnx.quantized import block_of
@@ -244,6 +245,24 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         export_model(checkpoint, tmp_path / "out", to="onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "out"]
+
+
+@pytest.mark.slow
+def test_a_served_artifact_generates_the_same_tokens(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    """Compiled and served by Ingot, in the dtype of the export; the reference program alone decides about ties."""
+    case, artifact = exported("pico"), tmp_path / "pico.ingot"
+    compile_model(ROOT / "models" / "pico", artifact, target="cpu", backend="reference", dtype="float32")
+    llm = LLM(artifact)
+    params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    for prompt in ([369, 12, 1911], PROMPT):
+        served = list(llm.generate([{"prompt_token_ids": prompt}], params)[0].outputs[0].token_ids)
+        tokens, _ = decode(case.folder, prompt, COUNT)
+        both = zip(served, tokens, strict=True)
+        same = next((place for place, (one, other) in enumerate(both) if one != other), COUNT)
+        reference = case.logits([*prompt, *served[:-1]])[len(prompt) - 1 :]
+        # Up to the first tie, the tokens are equal.
+        assert same == COUNT or other_tokens([tokens[same]], reference[same : same + 1]) == []
+        assert other_tokens(served, reference) == []
 
 
 def families() -> list[str]:

@@ -55,6 +55,15 @@ def test_read_maps_the_file_and_never_writes_to_it(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
 
 
+def test_tensors_stay_valid_when_pages_are_released(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "m", tensors))
+    read = {name: checkpoint.read(name) for name in tensors}
+    checkpoint.release_pages()
+    for name, tensor in tensors.items():
+        assert torch.equal(read[name], tensor) and torch.equal(checkpoint.read(name), tensor)
+
+
 def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
     values = torch.arange(4.0)
     header = {

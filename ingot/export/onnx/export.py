@@ -47,7 +47,12 @@ def export_onnx(
     for name, path in files.items():
         shutil.copyfile(path, writer.path(name))
     folder = writer.path(MODEL).parent
-    write_decoder(decoder, folder, request.checkpoint.read, lambda done, total: progress("weights", done, total))
+
+    def on_done(done: int, total: int) -> None:
+        request.checkpoint.release_pages()
+        progress("weights", done, total)
+
+    write_decoder(decoder, folder, request.checkpoint.read, on_done)
     writer.sync_soon(DATA)
     if decoder.graph.decoded:
         formats = sorted(set(decoder.graph.decoded.values()))
