@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from interpreter_types import types_looked_up
 from triton.runtime import interpreter
 
 # What torch calls these dtypes, and the integers that numpy holds them as where it has none like them.
@@ -20,13 +21,15 @@ _TORCH = {
 @contextmanager
 def language_patched_once() -> Iterator[None]:
     """The interpreter patches Triton's language for a launch, and again in each call of a device function, which finds
-    nothing left to patch: more than half of the time. Here a launch does so once for each module that it comes to."""
+    nothing left to patch: more than half of the time. Here a launch does so once for each module that it comes to, and
+    looks types up."""
     launch, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
     patched: set[int] = set()
 
     def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
         patched.clear()
-        launch(self, *args, **kwargs)
+        with types_looked_up():
+            launch(self, *args, **kwargs)
 
     def patch_once(function: Any) -> Any:
         module = id(function.__globals__)
