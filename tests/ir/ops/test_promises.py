@@ -158,10 +158,11 @@ def test_fake_has_the_shape_dtype_and_strides_of_the_reference(name: str, dtype:
     def to_meta(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
+    mode = FakeTensorMode()
     for sample in cases(name, dtype):
         expected = results(op.reference(*sample.args, **sample.kwargs))
         metas = over_tensors(sample, to_meta)
-        with FakeTensorMode() as mode:
+        with mode:
             fakes = over_tensors(sample, mode.from_tensor)
             fake = results(op.overload(*fakes.args, **fakes.kwargs))
         for found in (

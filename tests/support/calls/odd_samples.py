@@ -1,5 +1,8 @@
 """Samples of odd sizes for every op, in addition to those of its definition."""
 
+from copy import deepcopy
+from functools import cache
+
 import torch
 from drawn_edits import drawn_edits
 from op_values import F16, F32, generator, ints, no_penalties, randn, random_step, rope_attrs
@@ -16,6 +19,14 @@ MOVERS = ("state_copy", "state_move", "state_zero")
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     """Return new arguments of odd sizes, with strides where a merged weight causes them. Raises LookupError for an op
     without an entry."""
+    samples = _all_samples(dtype)
+    if name not in samples:
+        raise LookupError(f"{__file__} has no calls of odd sizes for the op '{name}': add an entry")
+    return deepcopy(samples[name])
+
+
+@cache  # one random generator makes the samples of all ops, 10 ms
+def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
     g = generator(99)
 
     def rand(*shape: int) -> torch.Tensor:
@@ -31,7 +42,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32_asym")))
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     logits = torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32))
-    samples = {
+    return {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
         "head_linear": [
@@ -375,6 +386,3 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((rand(7, 2, 3), ints(-1, 2), rand(2, 2, 3))),
         ],
     }
-    if name not in samples:
-        raise LookupError(f"{__file__} has no calls of odd sizes for the op '{name}': add an entry")
-    return samples[name]
