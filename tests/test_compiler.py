@@ -355,7 +355,7 @@ def test_a_request_is_read_back_from_its_artifact(checkpoint: Callable[[str], Pa
 
 
 def test_garbage_is_collected_behind_the_programs_and_as_before() -> None:
-    gc.unfreeze()  # other tests of this process may have served
+    gc.unfreeze()  # what pytest collected, and what other tests of this process served with
     with _few_collections() as go_on:
         assert not gc.isenabled()
         go_on()
@@ -372,3 +372,4 @@ def test_garbage_is_collected_behind_the_programs_and_as_before() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+        gc.freeze()

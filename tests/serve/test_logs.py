@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_records import kept_records
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
@@ -31,17 +32,17 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return found
 
 
-def test_a_line_of_json_for_each_request(chat_artifact: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_of_json_for_each_request(chat_artifact: Path) -> None:
     options = HttpOptions(("tiny",), api_keys=("secret",), access_log=True)
     app, _ = make_app(AsyncLLM(chat_artifact), options)
     client = TestClient(app)
     headers = {"Authorization": "Bearer secret", "X-Request-Id": "mine"}
-    with caplog.at_level(logging.INFO):
+    with kept_records("ingot.requests", logging.INFO) as records:
         client.get("/v1/models?token=secret", headers=headers)
         client.get("/v1/models")
         client.get("/a%0Ab%22", headers=headers)
         client.post("/v1/completions", headers=headers, json={"prompt": "secret"})
-    found = [fields_of(record) for record in caplog.records if record.name == "ingot.requests"]
+    found = [fields_of(record) for record in records]
     assert [(one["method"], one["path"], one["status"]) for one in found] == [
         ("GET", "/v1/models", 200),
         ("GET", "/v1/models", 401),
@@ -53,14 +54,14 @@ def test_a_line_of_json_for_each_request(chat_artifact: Path, caplog: pytest.Log
     assert not any("secret" in str(one) for one in found)
 
 
-def test_a_client_that_leaves_before_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_leaves_before_its_answer() -> None:
     async def fails(*_: object) -> None:
         raise ClientDisconnect
 
     scope = {"type": "http", "method": "GET", "path": "/x", "http_version": "1.1", "client": None}
-    with caplog.at_level(logging.INFO), pytest.raises(ClientDisconnect):
+    with kept_records("ingot.requests", logging.INFO) as records, pytest.raises(ClientDisconnect):
         asyncio.run(RequestLog(fails)(scope, None, None))  # type: ignore[arg-type]
-    (record,) = caplog.records
+    (record,) = records
     assert fields_of(record)["status"] == 499 and fields_of(record)["client"] == "-"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_records import kept_records
 
 from ingot.ir.errors import ArtifactError, IngotError, OptionError
 from ingot.vllm_api import EngineArgs, FlexibleArgumentParser
@@ -117,10 +118,10 @@ def test_former_arguments_are_refused_with_what_to_use() -> None:
     assert "runner='pooling'" in str(caught.value)
 
 
-def test_what_has_no_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ingot"):
+def test_what_has_no_effect_is_logged() -> None:
+    with kept_records("ingot", logging.WARNING) as records:
         EngineArgs(model="a", compilation_config=3, hf_overrides={}, swap_space=0)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in records] == [
         "compilation_config has no effect: the compiler has chosen kernels and launches",
         "swap_space has no effect: the scheduler has its own rules",
     ]
