@@ -111,6 +111,8 @@ class Executor(StepLauncher, Protocol):
                   them
     inputs        (attribute) name -> type of each input of a step
     replays       (attribute) whether steps may replay CUDA graphs; a `watch` does not see their instructions
+    busy          (attribute) the nanoseconds that it has computed, without those in which it waited for other pipeline
+                  stages; 0 on a GPU
     """
 
     plan: Plan
@@ -119,6 +121,7 @@ class Executor(StepLauncher, Protocol):
     states: States
     sizes: dict[str, int]
     replays: bool
+    busy: int = 0
 
     @property
     def captured(self) -> Captured:

@@ -17,7 +17,7 @@ from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
-from ingot.ir.mesh import ONE_DEVICE
+from ingot.ir.mesh import ONE_DEVICE, STAGES
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
 from ingot.runtime.check_target import check_target, this_machine
@@ -122,7 +122,7 @@ class Loaded:
         """
         plain = Round([self.executors[entry] for entry in self.plans.round])
         if self.leader is not None:
-            return MeshLauncher(plain, self.leader)
+            return MeshLauncher(plain, self.leader, self.context.mesh.get(STAGES, 1))
         return WithAdapters(plain, self.executors[ADAPTED]) if self.has_adapters else plain
 
     @property

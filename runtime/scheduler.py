@@ -13,6 +13,9 @@ Steps overlap: the scheduler builds step n+1 while step n runs, before the token
 known ahead, so a length limit costs no surplus step. A stop costs one surplus token, which is dropped. With drafts or
 denoised blocks (`ingot.runtime.blocks`), only the largest possible number of tokens is known ahead. Tokens that a
 grammar forces are known ahead, so a step may feed several of a sequence (`ingot.runtime.forced`).
+
+Pipeline stages compute steps of different sequences at the same time (`ingot.runtime.stage_groups`). A sequence with a
+token in flight then waits for it, so the host knows all tokens that a step feeds.
 """
 
 from bisect import bisect_left, insort
@@ -36,6 +39,7 @@ from ingot.runtime.request import INVALID_TOKEN, NOT_FINITE, End, Request, Statu
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.sequence_pages import Pools, SequencePages
+from ingot.runtime.stage_groups import most_sequences, waits
 from ingot.runtime.state_slots import StateSlots
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 from ingot.runtime.step_room import StepRoom, prompt_tokens
@@ -68,8 +72,9 @@ class Scheduler:
         # Each fed token has at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch * config.rows + MAX_SCORED)
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages, G=config.max_batch)
-        # Two buffers: step n's inputs may still be copied to the device while step n+1 is built.
-        self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
+        # A buffer for each step in flight: step n's inputs may still be copied to the device while step n+1 is built.
+        buffers = range(config.most_in_flight)
+        self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in buffers]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools), slots=slots is not None)
         cuts, size = config.chunked_prefill, config.page_size
         states = None if slots is None else StateSlots(slots, self._tables, config.blocks, size, cuts=cuts)
@@ -134,17 +139,20 @@ class Scheduler:
 
     def schedule(self) -> StepBatch | None:
         """Build the next step and return it. Return None if nothing can run before the step in flight is complete."""
-        if len(self._in_flight) > 1:
+        if (steps := len(self._in_flight)) >= self.config.most_in_flight:
             raise InternalError(
-                "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
+                f"{steps} steps are in flight", where="Scheduler.schedule", expected="retire the oldest one first"
             )
         self._cache.begin_step()
         if self.pages.slots is not None:
             self.pages.slots.settle(self._busy_until)
-        decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
+        stages, running = self.config.stages, len(self.running)
+        most = most_sequences(stages, running + min(len(self.waiting), self.num_free_rows))
+        decodes, chunks, prefilling, short_of_pages = self._schedule_decodes(most_sequences(stages, running))
         room = StepRoom(self.blocks, prompt_tokens(self.config, decodes, chunks) if prefilling or self.waiting else 0)
+        room.places = None if most is None else most - len(chunks)
         for request in prefilling:
-            if request.status is Status.RUNNING:  # not preempted by `_schedule_decodes`
+            if request.status is Status.RUNNING and not room.is_full:  # not preempted by `_schedule_decodes`
                 self._feed(request, chunks, room)
         # While pages are short, new requests would take those that running ones wait for. A request that was preempted
         # in this step with a token in flight must wait for that token.
@@ -157,7 +165,7 @@ class Scheduler:
             decodes,
             chunks,
             self._tables,
-            self._buffers[self._next_step % 2],
+            self._buffers[self._next_step % len(self._buffers)],
             self.pages.page_size,
             self.pages.groups,
             self._least_shared,
@@ -316,10 +324,13 @@ class Scheduler:
         self.pages.retire(self._next_step)
         self.pages.forget_all()  # those steps may not have written their pages
 
-    def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
+    def _schedule_decodes(self, most: int | None) -> tuple[list[Request], list[Chunk], list[Request], bool]:
         """Schedule the next token, and drafts, of every running sequence that decodes, by rank. Returns four values:
         requests whose next token the device knows; chunks of other decoding requests; requests with prompt tokens left
-        to compute; whether free pages were short."""
+        to compute; whether free pages were short.
+
+        `most` is the most sequences of a step that several pipeline stages compute; None: any number.
+        """
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
         forced: list[Request] = []
@@ -338,6 +349,8 @@ class Scheduler:
                 # The host does not know yet how many drafts in flight are accepted.
                 position = self.blocks.final(min(request.num_computed, request.num_known))
                 self.pages.give_back(request, position, self._busy_until)
+            if waits(request, self.config.stages) or (most is not None and len(chunks) >= most):
+                continue
             if self.blocks.denoised:
                 short |= not self._denoise(request, chunks, prefilling)
                 continue
@@ -388,8 +401,10 @@ class Scheduler:
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
         """Admit waiting requests by rank, while device rows, pages and the step have room. Append the first prompt
         chunk of each to `chunks`. `room` is what is left of the step."""
-        while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
+        while self.waiting and self._free_rows and not room.is_full and len(self.running) != self._most_running:
             request = self.waiting[0]
+            if waits(request, self.config.stages):
+                break  # it was preempted, and a token of it is in flight
             found = self._cache.find(request)
             start = found.count * self.pages.page_size
             length, fits = self.blocks.fed(request.num_tokens) - start, room.fit(request, start)

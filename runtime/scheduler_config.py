@@ -45,6 +45,7 @@ class SchedulerConfig:
                        Cascade attention reads a shared prefix once for all its sequences
     blocks             the block sizes that attention masks or block diffusion require
     unserved           sampling parameters that have no effect with this model; a request that sets one is refused
+    stages             the pipeline stages that compute a step; with several, each has a step of other sequences
     """
 
     max_batch: int
@@ -63,9 +64,10 @@ class SchedulerConfig:
     least_shared: int | None = None
     blocks: Blocks = ONE_BY_ONE
     unserved: tuple[ServedParam, ...] = ()
+    stages: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size", "max_forced"):
+        for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size", "max_forced", "stages"):
             if getattr(self, name) < 1:
                 raise OptionError(
                     f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
@@ -87,6 +89,12 @@ class SchedulerConfig:
         """Whether a step may feed several tokens that a grammar forces. Not if positions see each other in blocks: a
         step must then hold whole blocks."""
         return self.max_forced > 1 and self.blocks.granule == 1 and not self.blocks.denoised
+
+    @property
+    def most_in_flight(self) -> int:
+        """The most steps in flight. One device runs a step while the host builds the next one; each pipeline stage runs
+        a step of its own."""
+        return max(2, self.stages)
 
     @property
     def rows(self) -> int:

@@ -1,8 +1,9 @@
-"""The serving loop that all engines share: queue requests, launch steps, and keep one step in flight."""
+"""The serving loop that all engines share: queue requests, launch steps, and keep steps in flight."""
 
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -89,7 +90,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         self._vocab_size = vocab_size
         self._groups: dict[str, Served] = {}  # not finished, by the caller's id
         self._by_request: dict[Request, tuple[Served, Any]] = {}  # of the groups above
-        self._launched: tuple[StepBatch, SampledStep] | None = None
+        self._launched: deque[tuple[StepBatch, SampledStep]] = deque()  # the oldest step first
         self._serial = 0
 
     @abstractmethod
@@ -175,13 +176,13 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache and return True. While requests run, change nothing and return False."""
-        if not self._groups and self._launched is not None:
-            self.step()  # retire the step in flight, which has only surplus tokens of stopped requests
+        while not self._groups and self._launched:
+            self.step()  # retire a step in flight, which has only surplus tokens of stopped requests
         return self._scheduler.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:
         """Return whether a request is running or waiting, or a step is in flight."""
-        return bool(self._groups) or self._launched is not None
+        return bool(self._groups) or bool(self._launched)
 
     def idle(self) -> bool:
         """Do one piece of work for later steps, such as the capture of a CUDA graph. It takes some hundredths of a
@@ -194,29 +195,38 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
     def step(self) -> list[Out]:
         """Launch the next step, then wait for the step launched before, and return the outputs that it has changed.
 
-        The first call after a pause only launches a step, and returns an empty list. If the device has no memory for a
-        step, the step is undone and a smaller one is tried. A sequence that does not fit alone ends with reason
-        "error". Other errors of the executor end all requests and propagate. The engine stays usable.
+        The first call after a pause only launches a step, and returns an empty list. With pipeline stages, so do the
+        next calls, until each stage has a step; then each call waits for the oldest step in flight. If the device has
+        no memory for a step, the step is undone and a smaller one is tried. A sequence that does not fit alone ends
+        with reason "error". Other errors of the executor end all requests and propagate. The engine stays usable.
         """
         try:
             self._admit()
             batch = self._scheduler.schedule()
-            if batch is None and self._launched is None and self._groups:
+            if batch is None and not self._launched and self._groups:
                 if self._holds_back:
                     time.sleep(_HELD_SECONDS)
                     return []
                 raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
-            before, self._launched, too_large = self._launched, None, None
+            outputs: list[Out] = []
+            too_large, first = None, not self._launched
             if batch is not None:
+                if self._scheduler.config.stages > 1 and batch.inputs.ends_late:  # no token of its sequences is missing
+                    outputs += self._prepare_ending(batch)
+                    batch.inputs.prepared = True
                 try:
-                    self._launched = batch, self._executor.launch(batch.inputs)
+                    self._launched.append((batch, self._executor.launch(batch.inputs)))
                 except StepMemoryError as error:
                     too_large = self._scheduler.withdraw(batch), error.what
-            outputs = self._waited(before)
-            if self._launched is not None and self._launched[0].inputs.ends_late:
-                outputs += self._prepare_ending(self._launched[0])
-                self._launched[1].finish()
-                self._look_ahead(self._launched[0])
+                    batch = None
+            if first:
+                self._spare.begin()
+            if batch is None or len(self._launched) == self._scheduler.config.most_in_flight:
+                outputs += self._waited(batch)
+            if batch is not None and batch.inputs.ends_late:
+                outputs += self._prepare_ending(batch)
+                self._launched[-1][1].finish()
+                self._look_ahead(batch)
             return outputs if too_large is None else outputs + self._end_large(*too_large)
         except BaseException:  # KeyboardInterrupt too: the loop cannot resume half a step
             self._reset()
@@ -238,15 +248,14 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         """Use `executor` for all later steps. It wraps the executor of the constructor, for example to record steps."""
         self._executor = executor
 
-    def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[Out]:
-        """Wait for a launched step and return its outputs. While waiting, do work for later steps. If `launched` is
-        None, return an empty list."""
-        if launched is None:
-            self._spare.begin()
+    def _waited(self, newest: StepBatch | None) -> list[Out]:
+        """Wait for the oldest step in flight, if there is one, and return its outputs. While waiting, do work for later
+        steps. `newest` is the step that was launched just now; None: none was."""
+        if not self._launched:
             return []
-        batch, handle = launched
+        batch, handle = self._launched.popleft()
         # Other work would run between the forward pass and the ending of a step that waits for late inputs.
-        if self._launched is None or not self._launched[0].inputs.ends_late:
+        if newest is None or not newest.inputs.ends_late:
             self._spare.wait(batch.inputs.sizes.T)
         read = self._read(handle)
         self._spare.end(batch.inputs.sizes.T)
@@ -273,6 +282,6 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     def _reset(self) -> None:
         self._scheduler.reset()
-        self._launched = None
+        self._launched.clear()
         self._groups.clear()
         self._by_request.clear()

@@ -26,6 +26,12 @@ class StageLine:
         found = context.communicators.get(STAGES)
         return None if found is None else StageLine(found)
 
+    @property
+    def most_begun(self) -> int:
+        """How many steps may have begun here whose ending has not run. The last stage runs an ending at once; on each
+        other stage, it waits for the tokens of the last one."""
+        return 1 if self._ranks.place == self._ranks.size - 1 else self._ranks.size
+
     def receive(self, bucket: Bucket, sizes: Mapping[str, int], *, late: bool) -> None:
         """Receive the values of earlier stages before the model, or with `late` those of later ones before the ending.
 

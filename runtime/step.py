@@ -131,6 +131,7 @@ class StepInputs(dict[str, torch.Tensor]):
     edits      the rows of logit edits to write on the device before the step
     masked     the sequences with grammars that the step samples for
     masks      the tokens that their grammars allow; set before the ending runs, and None before
+    prepared   whether the late inputs and masks are there already, so that the ending need not wait for them
     stamp      identifies the running sequences, or None. Steps with equal stamps differ only in the inputs that change
                in every step
     """
@@ -145,6 +146,7 @@ class StepInputs(dict[str, torch.Tensor]):
         self.edits: tuple[RowEdit, ...] = ()
         self.masked: tuple[MaskedRow, ...] = ()
         self.masks: MaskRows | None = None
+        self.prepared = False
         self.stamp: tuple[bytes, object] | None = None
         self._fed: Fed | None = None
 
@@ -173,11 +175,18 @@ class StepInputs(dict[str, torch.Tensor]):
             if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
+    def copied(self) -> "StepInputs":
+        """Return these inputs in memory of their own, which no later step uses."""
+        copy = StepInputs(self.layout, self.flat.clone(), self.sizes)
+        copy.recounts, copy.edits, copy.masked, copy.masks = self.recounts, self.edits, self.masked, self.masks
+        copy.prepared = self.prepared
+        return copy
+
     def drop_requests(self) -> None:
         """Drop all references to requests. The buffer is used again, and would keep the requests alive."""
         self.recounts = ()
         self.edits = ()
-        self.masked, self.masks = (), None
+        self.masked, self.masks, self.prepared = (), None, False
         self.fed.drop_requests()
 
     @property
@@ -190,7 +199,7 @@ class StepInputs(dict[str, torch.Tensor]):
     def ends_late(self) -> bool:
         """Whether the ending of the step (such as sampling) must wait for the tokens of the step before: for late
         inputs, or for masks of grammars."""
-        return bool(self.masked or self.layout.late)
+        return bool(self.masked or self.layout.late) and not self.prepared
 
     @property
     def uses_adapters(self) -> bool:

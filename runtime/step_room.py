@@ -18,11 +18,18 @@ class StepRoom:
     blocks   the block sizes that decide where prompts may be split
     tokens   prompt tokens that still fit
     scored   rows of logits for prompt_logprobs that still fit
+    places   sequences that still fit; None: any number
     """
 
     blocks: Blocks
     tokens: int
     scored: int = MAX_SCORED
+    places: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no token of a further sequence fits."""
+        return self.tokens <= 0 or (self.places is not None and self.places <= 0)
 
     def fit(self, request: Request, start: int) -> int:
         """Return how many tokens of a request's prompt, from position `start` on, still fit into the step. A result
@@ -36,6 +43,8 @@ class StepRoom:
 
     def take(self, chunk: Chunk) -> None:
         self.tokens -= chunk.length
+        if self.places is not None:
+            self.places -= 1
         self.scored -= len(chunk.scored)
 
 

@@ -4,6 +4,7 @@ torch's default process group stays free for other code of the process: the grou
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,10 @@ from ingot.ir.ops.registry import wide
 # Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
 _TIMEOUT = timedelta(hours=24)
 _LOOPBACK = "127.0.0.1"
+# What may be on its way to other ranks before a sender waits: the few values of some steps, and no more memory than a
+# step of 2048 tokens of a large model has in two values.
+_MOST_SENT = 16
+_MOST_SENT_BYTES = 128 << 20
 _DIST: Any = torch.distributed  # whose stubs lack most of what it has
 
 
@@ -44,6 +49,7 @@ class GlooCommunicator(Communicator):
             self._group = _DIST.ProcessGroupGloo(store, place, size, options)
         except RuntimeError as error:
             raise BackendError(f"gloo does not connect {size} processes: {error}", where=name) from error
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # on its way, with the memory that gloo reads
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         found = list(torch.empty((self.size, *x.shape), dtype=x.dtype))
@@ -52,8 +58,12 @@ class GlooCommunicator(Communicator):
         return found
 
     def send(self, x: torch.Tensor, place: int) -> None:
+        # gloo moves a value only once the other rank receives it, and that rank may still compute.
+        copy = x.clone(memory_format=torch.contiguous_format)
         with _peers():
-            self._group.send([_bytes(x.contiguous())], place, 0).wait()
+            self._sent.append((self._group.send([_bytes(copy)], place, 0), copy))
+            while len(self._sent) > _MOST_SENT or sum(one.nbytes for _, one in self._sent) > _MOST_SENT_BYTES:
+                self._sent.popleft()[0].wait()
 
     def receive(self, into: torch.Tensor, place: int) -> None:
         with _peers():

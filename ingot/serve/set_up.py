@@ -8,6 +8,7 @@ from typing import Any
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, PLAN_FILE, Plan
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.ir.features import POOL, feeds_whole, unserved_params
+from ingot.ir.mesh import STAGES
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.runtime.adapters.host_adapter import read_places
 from ingot.runtime.adapters.manager import DEFAULT_HOST_ADAPTERS, AdapterManager
@@ -80,6 +81,7 @@ def make_engine(
         least_shared=_least_shared(loaded) if cascade else None,
         blocks=blocks_of(plans),
         unserved=() if pools else unserved_params(plan.inputs),
+        stages=1 if loaded.leader is None else loaded.context.mesh.get(STAGES, 1),
     )
     layout = layout_of(plans.plans[entry].inputs for entry in loaded.entries)
     steps = loaded.round

@@ -58,7 +58,8 @@ class Communicator(Protocol):
         ...
 
     def send(self, x: torch.Tensor, place: int) -> None:
-        """Send `x` to the rank with index `place`, which must receive it."""
+        """Send `x` to the rank with index `place`, which must receive it. This may return before it has; `x` may
+        change then."""
         ...
 
     def receive(self, into: torch.Tensor, place: int) -> None:

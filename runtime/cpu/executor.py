@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -74,14 +76,19 @@ class CpuExecutor(Executor):
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
         self.states = States(plan.states, self.sizes) if states is None else states
         self.params = bound_params(plan, params, self.sizes)
-        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
+        # A stage that later ones follow begins further steps before the ending of a step, whose values stay until then.
+        lanes = range(1 if line is None else line.most_begun)
+        resident = {**self.params, **self.states}
+        self._lanes = deque([bound_buckets(plan, resident, executables, libraries or {}) for _ in lanes])
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
         """Run a step on `inputs` and return its handle.
 
         Inputs are late if only the ending (such as sampling) reads them, and the host does not know them yet; so are
         the masks of grammars. With them, only the forward pass runs. The caller fills them and calls the handle's
-        `finish`, which runs the ending.
+        `finish`, which runs the ending. On each pipeline stage but the last, the ending waits in this way too: for the
+        tokens of the last stage. Endings must run in the order of launches, and at most as many steps may wait for
+        theirs as there are stages.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
         """
@@ -89,16 +96,19 @@ class CpuExecutor(Executor):
         line = self._line
         if line is not None and isinstance(inputs, StepInputs):
             sizes = {**vars(inputs.sizes), **sizes}  # a stage may lack the inputs that show them
-        bucket = choose_bucket(self._buckets, inputs, sizes)
+        bucket = choose_bucket(self._lanes[0], inputs, sizes)
+        self._lanes.rotate(-1)
         recount(self.plan.states, self.states, inputs)
         write_edits(self.plan.states, self.states, inputs)
         name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
         with _threads(threads):
             if line is not None:
                 line.receive(bucket, sizes, late=False)
+            began = time.perf_counter_ns()
             bucket.begin(inputs, sizes, watch)
             if line is not None:
                 line.send(bucket, late=False)
+            self.busy += time.perf_counter_ns() - began
 
         def end() -> CpuStepHandle:
             write_masks(self.plan.states, self.states, inputs)
@@ -106,9 +116,13 @@ class CpuExecutor(Executor):
                 if line is None:
                     return CpuStepHandle(name, bucket.end(sizes, watch))
                 line.receive(bucket, sizes, late=True)
-                return CpuStepHandle(name, bucket.end(sizes, watch, partial(line.send, bucket, late=True)))
+                began = time.perf_counter_ns()
+                outputs = bucket.end(sizes, watch, partial(line.send, bucket, late=True))
+                self.busy += time.perf_counter_ns() - began
+                return CpuStepHandle(name, outputs)
 
-        return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.ends_late else end()
+        waits = len(self._lanes) > 1 or (isinstance(inputs, StepInputs) and inputs.ends_late)
+        return LateStep(name, end) if waits else end()
 
     def warm_up(self) -> None:
         """Do nothing: on a CPU there is nothing to prepare before the first step."""

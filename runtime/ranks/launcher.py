@@ -1,6 +1,8 @@
 """Launches the steps of an engine on all ranks of a mesh."""
 
 import math
+from collections import deque
+from collections.abc import Callable
 
 from ingot.runtime.executor import SampledStep, StepHandle, StepLauncher
 from ingot.runtime.late_step import LateStep
@@ -12,18 +14,31 @@ from ingot.runtime.step import StepInputs
 class MeshLauncher(StepLauncher):
     """Posts each step to the other ranks, and runs rank 0's part of it in this process.
 
+    With pipeline stages, a step returns when rank 0's stage has computed. Its ending, which brings the tokens back from
+    the last stage, runs when they are read. Until then, the stages may compute as many further steps as there are
+    stages.
+
     own      runs rank 0's part
     leader   reaches the other ranks
+    stages   the number of pipeline stages
     """
 
-    def __init__(self, own: Round, leader: Leader) -> None:
-        self._own, self._leader = own, leader
+    def __init__(self, own: Round, leader: Leader, stages: int) -> None:
+        self._own, self._leader, self._stages = own, leader, stages
+        self._not_ended: deque[_StagedStep] = deque()
 
     def launch(self, inputs: StepInputs) -> SampledStep:
         """Run a step on all ranks, and return the handle of rank 0's part. Raises RankError if a rank is gone."""
+        while len(self._not_ended) >= self._stages > 1:
+            self._end(self._not_ended[0])  # the engine gave that step up: nobody reads its tokens
         self._leader.post(inputs)
+        if self._stages > 1:
+            inputs = inputs.copied()  # the ending may run after the engine gave the step up, and used the buffer again
         with self._leader.together():
             handle = self._own.launch(inputs)
+        if self._stages > 1:
+            self._not_ended.append(_StagedStep(handle, self._end))
+            return self._not_ended[-1]
         if not inputs.ends_late:
             return handle
 
@@ -35,7 +50,35 @@ class MeshLauncher(StepLauncher):
 
         return LateStep("mesh", end)
 
+    def _end(self, step: "_StagedStep") -> None:
+        """Run the endings of the steps up to this one on all ranks, in the order of their launches."""
+        while step in self._not_ended:
+            first = self._not_ended.popleft()
+            self._leader.post_ending()
+            with self._leader.together():
+                first.handle.finish()
+
     def prepare(self, seconds: float = math.inf) -> bool:
         """Look whether all ranks run, while the host is idle. Return False: no work is left. Raises RankError."""
         self._leader.check()
         return False
+
+
+class _StagedStep(LateStep):
+    """A step of which rank 0's stage has computed. Reading a result runs its ending, on all ranks.
+
+    handle   the handle of rank 0's part
+    end      runs the ending of this step, and of those before
+    """
+
+    def __init__(self, handle: SampledStep, end: "Callable[[_StagedStep], None]") -> None:
+        def ended() -> StepHandle:
+            end(self)
+            return handle  # type: ignore[return-value]  # a LateStep, which is a StepHandle too
+
+        super().__init__("mesh", ended)
+        self.handle = handle
+
+    def _ended(self) -> StepHandle:
+        self.finish()
+        return super()._ended()

@@ -21,7 +21,7 @@ from pathlib import Path
 from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
-from ingot.ir.mesh import Mesh, Rank, ranks
+from ingot.ir.mesh import STAGES, Mesh, Rank, ranks
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
@@ -80,7 +80,7 @@ class Leader:
         self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, plans: Plans, threads: int
     ) -> None:
         self._all, self.plans = ranks(mesh), plans
-        self._area = SharedArea(len(self._all), slots.words)
+        self._area = SharedArea(len(self._all), slots.words, stages=mesh.get(STAGES, 1))
         folder = Path(tempfile.mkdtemp(prefix="ingot-ranks-"))  # only this user can read it
         spec = {
             "artifact": str(artifact.absolute()),
@@ -112,6 +112,11 @@ class Leader:
         """Return the seat of rank 0."""
         folder, backend, mesh, room = self._given
         return Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh))
+
+    @property
+    def busy(self) -> dict[int, int]:
+        """The nanoseconds that each other rank has computed, by its index. They grow when a step ends there."""
+        return {rank.index: int(self._area.busy[rank.index]) for rank in self._all[1:]}
 
     @property
     def process_ids(self) -> dict[int, int]:
@@ -178,6 +183,14 @@ class Leader:
         self.check()
         try:
             self._steps.post_late(inputs)
+        except BrokenPipeError as error:
+            raise self._cause(error) from error
+
+    def post_ending(self) -> None:
+        """Order the other ranks to run the ending of the oldest step that has not run it. Raises RankError."""
+        self.check()
+        try:
+            self._steps.post_ending()
         except BrokenPipeError as error:
             raise self._cause(error) from error
 

@@ -1,15 +1,16 @@
 """The steps that rank 0 posts to the other ranks of a mesh, and the loop in which a rank runs them."""
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 
-from ingot.runtime.executor import StepLauncher
-from ingot.runtime.ranks.shared_area import SLOTS, SharedArea
-from ingot.runtime.ranks.step_slots import StepSlots
+from ingot.runtime.executor import SampledStep, StepLauncher
+from ingot.runtime.ranks.shared_area import SharedArea
+from ingot.runtime.ranks.step_slots import SteppedInputs, StepSlots
 from ingot.runtime.step import StepInputs
 
-# Orders, one byte each: run the next step; run the ending of the step before, whose late inputs are there now. Closing
-# the pipe ends a rank.
+# Orders, one byte each: run the next step; run the ending of the oldest step that has not run it, whose late inputs are
+# there now. Closing the pipe ends a rank.
 STEP, ENDING = b"S", b"E"
 
 
@@ -27,11 +28,13 @@ class PostedSteps:
 
     def has_room(self) -> bool:
         """Return whether all ranks have ended the step that used the next slot before."""
-        return bool((self._area.done[1:] > self._posted - SLOTS).all())
+        return bool((self._area.done[1:] > self._posted - self._area.slots).all())
 
     def post(self, inputs: StepInputs) -> None:
         """Write a step to its slot, and order the other ranks to run it. Raises BrokenPipeError if one is gone."""
         self._slots.write(self._area.slot(self._posted), inputs)
+        if inputs.prepared:
+            self._slots.write_late(self._area.slot(self._posted), inputs)
         self._posted += 1
         self._order(STEP)
 
@@ -40,24 +43,45 @@ class PostedSteps:
         self._slots.write_late(self._area.slot(self._posted - 1), inputs)
         self._order(ENDING)
 
+    def post_ending(self) -> None:
+        """Order the ending of the oldest step that has not run it. Raises BrokenPipeError if a rank is gone."""
+        self._order(ENDING)
+
     def _order(self, order: bytes) -> None:
         for pipe in self._pipes.values():
             os.write(pipe, order)
 
 
-def run_posted(steps: StepLauncher, area: SharedArea, slots: StepSlots, rank: int, orders: int) -> None:
-    """Run the steps that rank 0 posts, until it closes the pipe `orders`. `steps` runs this rank's part of each."""
-    done = 0
-    order = os.read(orders, 1)
-    while order:
-        inputs = slots.read(area.slot(done))
-        handle = steps.launch(inputs)
-        if inputs.ends_late:
-            order = os.read(orders, 1)
-            if order == ENDING:
-                slots.read_late(area.slot(done), inputs)
-                handle.finish()
-        done += 1
-        area.done[rank] = done
-        if not inputs.ends_late or order == ENDING:  # otherwise rank 0 gave the step up, and has posted another one
-            order = os.read(orders, 1)
+def run_posted(
+    steps: StepLauncher,
+    area: SharedArea,
+    slots: StepSlots,
+    rank: int,
+    orders: int,
+    busy: Callable[[], int] = lambda: 0,
+) -> None:
+    """Run the steps that rank 0 posts, until it closes the pipe `orders`.
+
+    steps   runs this rank's part of each step
+    rank    the index of this rank
+    busy    returns the nanoseconds that this rank has computed
+    """
+    begun = 0
+    not_ended: deque[tuple[int, SteppedInputs, SampledStep]] = deque()  # (number of the step, its inputs, its handle)
+    while order := os.read(orders, 1):
+        if order == STEP:
+            if not_ended and not_ended[0][1].ends_late:
+                not_ended.clear()  # rank 0 gave that step up before its ending
+            inputs = slots.read(area.slot(begun))
+            if not inputs.ends_late:
+                slots.read_late(area.slot(begun), inputs)
+            handle = steps.launch(inputs)
+            if inputs.ends_late or area.stages > 1:
+                not_ended.append((begun, inputs, handle))
+            begun += 1
+        else:
+            number, inputs, handle = not_ended.popleft()
+            if inputs.ends_late:
+                slots.read_late(area.slot(number), inputs)
+            handle.finish()
+        area.done[rank], area.busy[rank] = begun - len(not_ended), busy()

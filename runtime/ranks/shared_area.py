@@ -15,12 +15,13 @@ import torch
 
 from ingot.ir.features.request_view import Array
 
-# The inputs of this many steps are kept, so that rank 0 can prepare a step while other ranks run the one before.
-SLOTS = 4
+# The inputs of so many more steps than there are stages are kept, so that rank 0 can prepare a step while other ranks
+# run the ones before.
+_MORE_SLOTS = 3
 # How often a rank reports that its process runs.
 BEAT_SECONDS = 0.5
 _WORDS = 4  # numbers that each rank reports
-_STATE, _DONE, _BEATS = range(3)
+_STATE, _DONE, _BEATS, _BUSY = range(4)
 _TEXT_BYTES = 1 << 13
 
 
@@ -40,11 +41,14 @@ class SharedArea:
     slot_words   the 4-byte words of a slot, which holds the inputs of one step
     fd           the file descriptor of the memory, which another process made; it is closed. None: make new memory, and
                  leave its descriptor in the attribute `fd`, for other processes
+    stages       the number of pipeline stages
+    slots        (attribute) the number of slots
     """
 
-    def __init__(self, ranks: int, slot_words: int, fd: int | None = None) -> None:
+    def __init__(self, ranks: int, slot_words: int, fd: int | None = None, *, stages: int = 1) -> None:
+        self.stages, self.slots = stages, stages + _MORE_SLOTS
         reports, texts = ranks * _WORDS * 8, ranks * _TEXT_BYTES
-        size = reports + texts + SLOTS * slot_words * 4
+        size = reports + texts + self.slots * slot_words * 4
         self.fd = os.memfd_create("ingot-ranks") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, size)  # untouched pages take no memory
@@ -54,11 +58,11 @@ class SharedArea:
         self._reports = np.frombuffer(self.memory, np.int64, ranks * _WORDS).reshape(ranks, _WORDS)
         self._texts = np.frombuffer(self.memory, np.uint8, texts, reports).reshape(ranks, _TEXT_BYTES)
         start = reports + texts
-        self._slots = torch.frombuffer(self.memory, dtype=torch.int32, offset=start).view(SLOTS, slot_words)
+        self._slots = torch.frombuffer(self.memory, dtype=torch.int32, offset=start).view(self.slots, slot_words)
 
     def slot(self, step: int) -> torch.Tensor:
-        """Return the slot of the step with this number, i32[slot_words]. Step n + SLOTS uses it again."""
-        return self._slots[step % SLOTS]
+        """Return the slot of the step with this number, i32[slot_words]. Step n + slots uses it again."""
+        return self._slots[step % self.slots]
 
     def state(self, rank: int) -> RankState:
         return RankState(int(self._reports[rank, _STATE]))
@@ -83,6 +87,11 @@ class SharedArea:
     def done(self) -> Array:
         """The number of steps that each rank has ended; rank 0 does not count."""
         return self._reports[:, _DONE]
+
+    @property
+    def busy(self) -> Array:
+        """The nanoseconds that each rank has computed; rank 0 counts its own elsewhere."""
+        return self._reports[:, _BUSY]
 
     def beat(self, rank: int) -> None:
         """Report that a rank's process runs."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import IngotError, RankError
-from ingot.ir.mesh import ranks
+from ingot.ir.mesh import STAGES, ranks
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.limits import read_limits
 from ingot.runtime.loader import bind
@@ -36,7 +36,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_bytes())
     number, area_fd, orders = (int(one) for one in sys.argv[2:5])
     torch.set_num_threads(spec["threads"])
-    area = SharedArea(spec["ranks"], spec["slot_words"], area_fd)
+    area = SharedArea(spec["ranks"], spec["slot_words"], area_fd, stages=spec["mesh"].get(STAGES, 1))
     threading.Thread(target=_beat, args=(area, number), name="beats", daemon=True).start()
     status = 0
     try:
@@ -64,7 +64,7 @@ def _serve(spec: Mapping[str, Any], number: int, area: SharedArea, orders: int) 
     file = read_plan_file(artifact)
     slots, steps = StepSlots.of(file, read_limits(artifact, file.of(number))), loaded.round
     area.set_state(number, RankState.READY)
-    run_posted(steps, area, slots, number, orders)
+    run_posted(steps, area, slots, number, orders, lambda: loaded.executor.busy)
 
 
 def lost_rank(error: BaseException | None) -> bool:

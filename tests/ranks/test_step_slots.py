@@ -10,7 +10,7 @@ from run_seed import again, run_seed
 
 from ingot.runtime.edited_rows import MaskedRow, MaskRows, RowEdit
 from ingot.runtime.limits import Limits
-from ingot.runtime.ranks.shared_area import SLOTS, RankState, SharedArea
+from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 from ingot.runtime.token_counts import Recount
@@ -62,7 +62,7 @@ def test_any_step_is_read_as_written() -> None:
 
 def test_reports_and_slots_share_no_bytes() -> None:
     area = SharedArea(3, 10)
-    for step in range(SLOTS):
+    for step in range(area.slots):
         area.slot(step).fill_(-1)
     assert [area.state(rank) for rank in range(3)] == [RankState.LOADING] * 3 and not area.done.any()
     area.fail(1, RankState.FAILED, {"what": "w" * 5000, "where": "ü", "expected": "", "hint": ""})
@@ -70,4 +70,4 @@ def test_reports_and_slots_share_no_bytes() -> None:
     assert area.failure(1) == {"what": "w" * 1000, "where": "ü", "expected": "", "hint": ""}
     area.fail(1, RankState.LOST, {"what": "short"})
     assert area.failure(1) == {"what": "short"}
-    assert all((area.slot(step) == -1).all() for step in range(SLOTS))
+    assert all((area.slot(step) == -1).all() for step in range(area.slots))

@@ -57,6 +57,30 @@ def test_preempted_requests_resume(artifact: Callable[[str, str], Path]) -> None
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("mesh", ["pp=2", "pp=3"])
+def test_steps_that_the_engine_gives_up(
+    mesh: str, artifact: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error between steps leaves steps in flight whose tokens nobody reads: later steps do not get these tokens."""
+    with thread_engine(artifact("llama", ""), num_pages=30) as engine:
+        wanted = [list(one.token_ids) for one in generated(engine, PROMPTS, PARAMS)]
+    with thread_engine(artifact("llama", mesh), num_pages=30) as engine:
+        for stop in (1, 2, 3, 7):
+            for index in range(5):
+                engine.add_request(f"{index}", {"prompt_token_ids": [index, 7]}, PARAMS[0])
+            for _ in range(stop):
+                engine.step()
+            with monkeypatch.context() as patch:
+                patch.setattr(type(engine._scheduler), "schedule", lambda self: 1 // 0)
+                with pytest.raises(ZeroDivisionError):
+                    engine.step()
+            assert not engine.has_unfinished()
+            engine.add_request("alone", {"prompt_token_ids": PROMPTS[3]}, PARAMS[3])
+            engine.step()
+            engine.abort("alone")
+        assert [list(one.token_ids) for one in generated(engine, PROMPTS, PARAMS)] == wanted
+
+
 def test_stages_send_what_the_others_receive(artifact: Callable[[str, str], Path]) -> None:
     """Each value that a stage receives, its source sends, in the same order; nothing else is sent."""
     file = PlanFile.model_validate_json((artifact("llama", "pp=2 tp=2") / "plan.json").read_text())

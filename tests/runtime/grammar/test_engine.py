@@ -32,8 +32,9 @@ def served(serve: Any, tokenizer: Tokenizer, grammars: Grammars) -> Any:
     return make
 
 
-def test_outputs_match_and_others_are_unchanged(served: Any) -> None:
-    with_grammars, alone = served(), served()
+@pytest.mark.parametrize("stages", [1, 3])
+def test_outputs_match_and_others_are_unchanged(served: Any, stages: int) -> None:
+    with_grammars, alone = served(stages=stages), served()
     for number in range(4):
         with_grammars.engine.add_request(f"g{number}", [1, 2, number], replace(PARAMS, seed=number))
         with_grammars.engine.add_request(f"p{number}", [7, number], PLAIN)

@@ -35,10 +35,12 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
     return work
 
 
-@pytest.mark.parametrize("drafts", [0, 3], ids=["plain", "drafts"])
+@pytest.mark.parametrize(
+    ("drafts", "stages"), [(0, 1), (3, 1), (0, 2), (0, 5)], ids=["plain", "drafts", "2 stages", "5 stages"]
+)
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize("seed", drawn(4, range(25)))
-def test_random_work_in_small_pools(serve, seed, chunked, drafts):
+def test_random_work_in_small_pools(serve, seed, chunked, drafts, stages):
     """Random arrivals, aborts and stops; pages permuted and poisoned; tokens equal those of each request alone."""
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 4, 16])
@@ -56,6 +58,7 @@ def test_random_work_in_small_pools(serve, seed, chunked, drafts):
         permute_seed=seed,
         drafts=drafts,
         words=True,
+        stages=stages,
     )
     longest = max_seq_len - 1 if chunked else min(max_tokens, max_seq_len - 1)
     work = workload(rng, served.vocab, max_seq_len, 25, longest)
@@ -95,7 +98,8 @@ def test_random_work_in_small_pools(serve, seed, chunked, drafts):
             assert output.finish_reason == "stop" and output.token_ids == stopped[str(index)]
         else:
             assert output.finish_reason == "length" and output.token_ids == expected
-    assert served.device.num_on_device > 0
+    assert (served.device.num_on_device > 0) == (stages == 1)
+    assert served.device.most_launched == max(2, stages) or stages > max_batch
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])

@@ -124,7 +124,7 @@ def test_steps_retire_in_order_with_as_many_tokens_as_rows():
     scheduler = scheduler_of()
     scheduler.add(request_of("a", 3))
     first, second = scheduler.schedule(), scheduler.schedule()
-    with pytest.raises(InternalError, match="two steps"):
+    with pytest.raises(InternalError, match="2 steps are in flight"):
         scheduler.schedule()
     with pytest.raises(InternalError, match="oldest"):
         scheduler.retire(second, [1])

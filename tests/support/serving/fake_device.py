@@ -12,6 +12,8 @@ are kept up to the first wrong one; the slots of the others are poison again.
 With `lifetimes`, the pages of groups of caches by name, it also has a cache for each such group, and each token that is
 fed reads the tokens that it sees there. The pages that `scratch` numbers are poison again after each step.
 
+With `stages` it is a pipeline, so as many steps are in flight, and the host feeds no token that it does not know.
+
 With `slots` it has a state that stands once per sequence: all tokens so far, in the slot that a step writes. What a
 step reads there goes before what it feeds, and has to be what the cache holds.
 """
@@ -98,6 +100,9 @@ class FakeHandle:
         """Copy the masks that the ending waits for: the host writes them again for the next step."""
         assert self.masks is None and self._inputs.masked, "no input is late"
         assert self._device.launched[0] is self, "the step before is not complete, and its masks would be overwritten"
+        self.copy_masks()
+
+    def copy_masks(self) -> None:
         rows = self._inputs.masks.rows.tolist()
         self.masks = dict(zip(rows, self._inputs.masks.words.clone(), strict=True))
 
@@ -130,7 +135,9 @@ class FakeDevice:
         lifetimes: Mapping[str, int] | None = None,
         slots: int = 0,
         scratch: Mapping[str, range] | None = None,
+        stages: int = 1,
     ) -> None:
+        self.stages, self.most_launched = stages, 0
         self.slots: list[list[int] | None] = [None] * slots  # None: poison
         self.most_slots_read = 0  # in a step that wrote others
         groups = [CacheGroup.named(name) for name in lifetimes or ()]
@@ -201,7 +208,12 @@ class FakeDevice:
             raise StepMemoryError("no memory for a step")
         handle = FakeHandle(self, inputs)
         self.launched.append(handle)
-        assert len(self.launched) <= 2
+        self.most_launched = max(self.most_launched, len(self.launched))
+        assert len(self.launched) <= max(2, self.stages)
+        if self.stages > 1:
+            assert not inputs.ends_late and (inputs["starts"] >= 0).all(), "the host knows all that it feeds"
+            if inputs.masked:
+                handle.copy_masks()
         return handle
 
     def _check_sharing(self, value: dict[str, Any]) -> bool:

@@ -71,13 +71,15 @@ class Served:
         with_scratch: bool = False,
         words: bool = False,
         max_forced: int = DEFAULT_FORCED,
+        stages: int = 1,
     ) -> None:
         scratch: dict[str, range] = {}
         for name, pages in (lifetimes or {}).items() if with_scratch else ():
             first = pages + 2  # where memory is mapped in large units, some numbers are left out
             scratch[name] = range(first, first + CacheGroup.named(name).pages_read_at_once(max_tokens, page_size))
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes, slots, scratch)
+        sizes = num_pages, page_size, max_batch, max_tokens, vocab
+        self.device = FakeDevice(*sizes, drafts, lifetimes, slots, scratch, stages)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -91,6 +93,7 @@ class Served:
             max_drafts=drafts,
             max_forced=max_forced,
             least_shared=1,
+            stages=stages,
         )
         pools = {FULL: self.pool}
         for name, pages in (lifetimes or {}).items():

@@ -17,7 +17,7 @@ import torch
 
 from ingot.ir.errors import RankError
 from ingot.ir.machine.load_context import Communicator
-from ingot.ir.mesh import Rank, groups, ranks
+from ingot.ir.mesh import STAGES, Rank, groups, ranks
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_target import this_machine
 from ingot.runtime.limits import read_limits
@@ -89,7 +89,7 @@ class ThreadRanks:
         memory = serving_memory(this_machine(artifact.manifest), each[0], None, capture="none")
         room = find_room(each, limits, memory, num_pages, None, keep_states=True)
         slots = StepSlots.of(file, limits)
-        self._area = SharedArea(len(self._ranks), slots.words)
+        self._area = SharedArea(len(self._ranks), slots.words, stages=mesh.get(STAGES, 1))
         self._pipes: dict[int, int] = {}
         self._steps = PostedSteps(self._area, slots, self._pipes)
         self._broken, self.errors = threading.Event(), list[BaseException]()
@@ -134,6 +134,9 @@ class ThreadRanks:
 
     def post_late(self, inputs: StepInputs) -> None:
         self._steps.post_late(inputs)
+
+    def post_ending(self) -> None:
+        self._steps.post_ending()
 
     @contextmanager
     def together(self) -> Iterator[None]:
