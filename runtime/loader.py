@@ -22,6 +22,7 @@ from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
 from ingot.runtime.check_target import check_target, this_machine
 from ingot.runtime.cpu.executor import CpuExecutor
+from ingot.runtime.cpu.threads import on_threads
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -258,7 +259,7 @@ def bind(
                 {},
                 background.submit(_timed, phases, "weights", partial(_map, artifact, context, plans, threads, verify)),
             )
-        with phases.phase("executables"):
+        with phases.phase("executables"), on_threads(seat.threads):
             executables = {
                 one.id: load_executable(one, _folder_of(one, artifact, target), context)
                 for one in plans.executables.values()
@@ -272,7 +273,7 @@ def bind(
         # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
-            runs: Callable[..., Executor] = partial(CpuExecutor, line=StageLine.of(context))
+            runs: Callable[..., Executor] = partial(CpuExecutor, line=StageLine.of(context), threads=seat.threads)
             if device.type == "cuda":
                 runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging())
             libraries |= _collectives(plans, context)

@@ -7,8 +7,7 @@ from pathlib import Path
 from ingot.bench.drive import Progress
 from ingot.bench.steps import WatchedExecutor
 from ingot.bench.workload import BenchRequest
-from ingot.ir.artifact.manifest_file import mesh_in
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.errors import OptionError
 from ingot.runtime.engine import Engine
 from ingot.runtime.limits import Limits
 from ingot.runtime.loader import Loaded
@@ -52,13 +51,6 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     reports each new token. Without it, the engine reports only finished requests. Raises ArtifactError, TargetError or
     OptionError.
     """
-    if mesh := mesh_in(Path(artifact)):
-        raise TargetError(
-            f"the artifact was compiled for several ranks ({mesh:.80})",
-            where=str(artifact),
-            expected="an artifact for one process, whose steps benchmarks watch",
-            hint="compile the model without a mesh, or measure `ingot serve` with a client",
-        )
     llm = LLM(artifact)
     engine = llm.llm_engine
     if not isinstance(engine, Engine):
@@ -70,7 +62,9 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     while llm.idle():
         pass
     loaded = llm.loaded
-    executor = WatchedExecutor(loaded.executor, loaded.context.stream)
+    # On a mesh, the times of a step are those of all ranks.
+    steps = loaded.executor if loaded.leader is None else loaded.round
+    executor = WatchedExecutor(steps, loaded.context.stream)
     engine.launch_through(executor)
     return BenchEngine(engine, executor, loaded.limits, plain_tokens(loaded), stream)
 

@@ -1,10 +1,9 @@
 """The executor of a CPU: a step is complete when `launch` returns."""
 
-import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +13,7 @@ from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.cpu.threads import on_threads
 from ingot.runtime.edited_rows import write_edits, write_masks
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
 from ingot.runtime.late_step import LateStep
@@ -51,7 +51,8 @@ class CpuStepHandle:
 
 class CpuExecutor(Executor):
     """Runs a plan on a CPU. `Executor` describes the arguments. If `states` is None, it allocates states. `line`
-    reaches the other pipeline stages; None: the plan has none.
+    reaches the other pipeline stages; None: the plan has none. Steps of many tokens run on `threads` threads of torch;
+    None: on as many as torch has.
 
     Raises ArtifactError if a weight has another dtype, shape or strides than in the plan. Raises OptionError if there
     is no memory for the states.
@@ -69,8 +70,10 @@ class CpuExecutor(Executor):
         libraries: Libraries | None = None,
         states: States | None = None,
         line: StageLine | None = None,
+        threads: int | None = None,
     ) -> None:
         check_line(line, plan.stage is not None)
+        self._threads = threads
         self.plan, self._line = plan, line
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
@@ -100,8 +103,10 @@ class CpuExecutor(Executor):
         self._lanes.rotate(-1)
         recount(self.plan.states, self.states, inputs)
         write_edits(self.plan.states, self.states, inputs)
-        name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
-        with _threads(threads):
+        # One thread is best for a step of few tokens. With several, every op waits for all of them (an OpenMP barrier).
+        # On a busy machine, that can cost a time slice of the operating system.
+        name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else self._threads
+        with on_threads(threads):
             if line is not None:
                 line.receive(bucket, sizes, late=False)
             began = time.perf_counter_ns()
@@ -112,7 +117,7 @@ class CpuExecutor(Executor):
 
         def end() -> CpuStepHandle:
             write_masks(self.plan.states, self.states, inputs)
-            with _threads(threads):
+            with on_threads(threads):
                 if line is None:
                     return CpuStepHandle(name, bucket.end(sizes, watch))
                 line.receive(bucket, sizes, late=True)
@@ -139,21 +144,3 @@ class CpuExecutor(Executor):
 
     def synchronize(self) -> None:
         """Do nothing: a step is complete when `launch` returns."""
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Run torch's own ops on `count` threads inside the `with` block. Kernels of backend libraries have other threads.
-
-    One thread is best for a step of few tokens. With several, every op waits for all of them (an OpenMP barrier). On a
-    busy machine, that can cost a time slice of the operating system.
-    """
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

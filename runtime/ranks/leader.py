@@ -106,12 +106,12 @@ class Leader:
             os.close(self._area.fd)  # the others have it
         self._watch = RankWatch(self._area, self._all, self._processes.children)
         self._processes.watch = self._watch
-        self._given = folder, backend, mesh, room
+        self._given = folder, backend, mesh, room, threads
 
     def seat(self) -> Seat:
         """Return the seat of rank 0."""
-        folder, backend, mesh, room = self._given
-        return Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh))
+        folder, backend, mesh, room, threads = self._given
+        return Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh), threads)
 
     @property
     def busy(self) -> dict[int, int]:

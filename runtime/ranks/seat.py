@@ -21,12 +21,14 @@ class Seat:
     mesh     the mesh
     room     the pages and slots that every rank allocates; None: this process decides, because it is the only one
     connect  waits for the other ranks, and returns the connections by mesh axis
+    threads  the threads that this rank computes with; None: all that torch has
     """
 
     rank: Rank
     mesh: Mesh
     room: Room | None = None
     connect: Callable[[], Mapping[str, Communicator]] = dict
+    threads: int | None = None
 
 
 (_RANK,) = ranks(ONE_DEVICE)

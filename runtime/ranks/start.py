@@ -46,5 +46,4 @@ def start_ranks(
     limit = memory // count if isinstance(memory, int) else memory
     room = find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
     threads = max(1, torch.get_num_threads() // count)
-    torch.set_num_threads(threads)
     return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), whole_plans(file), threads)

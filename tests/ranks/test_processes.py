@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from drawn import drawn
 from run_seed import again, run_seed
 from thread_ranks import generated, is_gone, thread_engine
@@ -104,6 +105,32 @@ def test_a_fault_ends_all_ranks(
     """First the tokens of one process; then the fault, at a random step."""
     draw = random.Random(f"{run_seed()} {mesh} {fault}")
     check_fault(artifact("llama", mesh), fault, draw, monkeypatch, one_process(artifact))
+
+
+@pytest.mark.slow
+def test_rank_0_keeps_its_threads(artifact: Callable[[str, str], Path]) -> None:
+    """Each rank computes with its part of the threads, and the process of rank 0 has as many as before for the rest."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with opened(artifact("llama", "tp=2")) as (llm, _, _):
+            assert torch.get_num_threads() == 4
+            seen: list[int] = []
+            recorded(llm, seen)
+            llm.generate({"prompt_token_ids": list(range(30))}, SamplingParams(max_tokens=2, ignore_eos=True))
+            assert seen and set(seen) == {2}
+            assert torch.get_num_threads() == 4
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def recorded(llm: LLM, seen: list[int]) -> None:
+    """Record the number of torch's threads at each forward pass of rank 0."""
+    executor: Any = llm.loaded.executor
+    for bucket in (one for lane in executor._lanes for one in lane):
+        begin = bucket.begin
+        bucket.begin = lambda *given, begin=begin: (seen.append(torch.get_num_threads()), begin(*given))[1]
 
 
 @pytest.mark.slow
