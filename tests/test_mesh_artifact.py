@@ -16,9 +16,9 @@ from ingot.compile.packing import pack_weights
 from ingot.compile.publish import ArtifactWriter
 from ingot.debug.explain import explain
 from ingot.debug.requested_step import RequestedStep
+from ingot.debug.verification import Promise
 from ingot.debug.verify import verify
 from ingot.frontend.checkpoint import Checkpoint
-from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
 from ingot.ir.mesh import Rank, ranks
@@ -150,10 +150,9 @@ def test_binding_as_one_device_is_refused(folder: Path) -> None:
     assert caught.value.expected == "one: only serving runs several ranks"
 
 
-def test_there_is_no_golden_run_to_repeat(folder: Path) -> None:
-    assert not (folder / "two.ingot" / GOLDEN).exists()
-    with pytest.raises(TargetError, match="no golden run"):
-        verify(folder / "two.ingot")
+def test_the_golden_run_of_all_ranks_repeats(folder: Path) -> None:
+    found = verify(folder / "two.ingot")
+    assert found.wrong == 0 and found.promise is Promise.BITWISE and not found.changed
 
 
 def test_costs_are_those_of_a_rank(folder: Path) -> None:

@@ -30,7 +30,10 @@ from ingot.ir.types import DTYPE_NAMES
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.cpu.threads import on_threads
+from ingot.runtime.load_context import mesh_of
 from ingot.runtime.loader import bind
+from ingot.runtime.ranks.in_process import THREADS, bind_ranks
 
 if TYPE_CHECKING:
     from ingot.compile.request import Request
@@ -202,10 +205,13 @@ def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, Instructio
     IngotError if the artifact does not run.
     """
     try:
-        loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
+        artifact = Artifact(sealed.folder, sealed.manifest, sealed.build_id)
+        on_mesh = bool(mesh_of(sealed.manifest))
+        loaded = bind_ranks(artifact, verify=False) if on_mesh else bind(artifact, verify=False)
         if not any("logits" in plan.outputs for plan in loaded.plans.plans.values()):
             return "no entry returns logits, which a golden run compares"
-        recording = record(loaded)
+        with on_threads(THREADS if on_mesh else None):
+            recording = record(loaded)
     except OptionError as error:
         return error.what
     writer.write_json(GOLDEN, recording.run.model_dump(mode="json"))

@@ -95,7 +95,7 @@ class Recording:
     """A golden run (the results of a short run, which `ingot verify` repeats), and the times of its instructions.
 
     The times are by bucket class (range of step sizes). A key of `instructions` is, for example, "decode", or
-    "draft@decode" for a draft model.
+    "draft@decode" for a draft model. There are no times for the ranks of a mesh.
     """
 
     run: GoldenRun
@@ -121,7 +121,8 @@ def record(loaded: Loaded) -> Recording:
     times: dict[str, list[StepOutput]] = {}
     # Captured graphs have no instructions to time, so these steps run once more, instruction by instruction.
     has_graphs = any(executor.replays for executor in loaded.executors.values())
-    for one in replay(loaded, requests, schedule, SEED, timed=not has_graphs):
+    on_mesh = bool(loaded.context.mesh)  # its ranks have other instructions, and run one after another
+    for one in replay(loaded, requests, schedule, SEED, timed=not (has_graphs or on_mesh)):
         times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
         rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
         steps.setdefault(one.entry, []).append(StepResult(bucket=one.bucket, rows=rows))
@@ -141,7 +142,7 @@ def record(loaded: Loaded) -> Recording:
             if entry in steps
         },
     )
-    return Recording(run, {name: _medians(served) for name, served in times.items()})
+    return Recording(run, {} if on_mesh else {name: _medians(served) for name, served in times.items()})
 
 
 _NO_LOGITS = torch.empty(0)

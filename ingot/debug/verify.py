@@ -17,12 +17,14 @@ from ingot.compile.golden import StepOutput, backends, digest, read_golden, repl
 from ingot.debug.verification import BucketResult, Promise, RowDifference, Verification
 from ingot.ir.artifact.golden import GoldenRun, Row
 from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
-from ingot.ir.errors import ArtifactError, IngotError, TargetError
+from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.check_target import check_target
+from ingot.runtime.load_context import mesh_of
 from ingot.runtime.loader import Loaded, bind
+from ingot.runtime.ranks.in_process import bind_ranks
 
 
 def verify(path: str | Path) -> Verification:
@@ -34,7 +36,7 @@ def verify(path: str | Path) -> Verification:
     Raises ArtifactError if the artifact is damaged or has no golden run. Raises TargetError if it was compiled for
     another kind of machine.
     """
-    artifact = open_artifact(path, check=_check)
+    artifact = open_artifact(path, check=check_target)
     golden = read_golden(artifact)
     promise, why = _promise(artifact.manifest, golden)
     changed = _changed_files(golden.files, run_files(artifact.manifest))
@@ -44,7 +46,7 @@ def verify(path: str | Path) -> Verification:
         if native := [line for line in changed if line.startswith(EXE_FOLDER)]:
             raise ArtifactError(f"{len(native)} changed files hold native code, which was not run")
         with _threads(golden.machine.threads):
-            loaded = bind(artifact)
+            loaded = bind_ranks(artifact) if mesh_of(artifact.manifest) else bind(artifact)
             changed += _changed_backends(loaded, golden)
             for output in replay(loaded, golden.requests, golden.schedule, golden.seed):
                 rows.compare(output, golden)
@@ -64,16 +66,6 @@ def verify(path: str | Path) -> Verification:
         first_token=next((one for one in rows.wrong if one.token != one.recorded_token), None),
         failure=failure,
     )
-
-
-def _check(manifest: Manifest) -> None:
-    if (mesh := manifest.model.get("mesh")) is not None:
-        raise TargetError(
-            f"the artifact has no golden run: it was compiled for the ranks of a mesh ({mesh!s:.80})",
-            expected="an artifact for one process, which a golden run needs",
-            hint="`ingot inspect` shows its contents",
-        )
-    check_target(manifest)
 
 
 def _promise(manifest: Manifest, golden: GoldenRun) -> tuple[Promise, str]:

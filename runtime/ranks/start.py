@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import torch
 
+from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.mesh import Mesh, ranks, world_size
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.check_plan import check_positions
 from ingot.runtime.check_target import this_machine
-from ingot.runtime.limits import read_limits
+from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.plan_file import read_plan_file
 from ingot.runtime.ranks.leader import Leader
 from ingot.runtime.ranks.seat import check_connects
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
-from ingot.runtime.room import find_room, serving_memory
+from ingot.runtime.room import Room, find_room, serving_memory
 
 
 def start_ranks(
@@ -29,8 +30,20 @@ def start_ranks(
 
     Raises TargetError if no backend connects such devices, and OptionError if a rank's part does not fit.
     """
+    backend = check_connects(mesh, this_machine(artifact.manifest).device)
+    file, limits, room = room_of_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states)
+    threads = max(1, torch.get_num_threads() // world_size(mesh))
+    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), whole_plans(file), threads)
+
+
+def room_of_ranks(
+    artifact: Artifact, mesh: Mesh, num_pages: int | None, memory: int | None, *, keep_states: bool
+) -> tuple[PlanFile, Limits, Room]:
+    """Return the plans of an artifact for a mesh, its limits, and the pages and slots that every rank allocates.
+
+    The arguments are those of `start_ranks`. Raises OptionError if a rank's part does not fit.
+    """
     target = this_machine(artifact.manifest)
-    backend = check_connects(mesh, target.device)
     file, count = read_plan_file(artifact), world_size(mesh)
     check_positions(file, mesh)
     each = [file.of(rank.index) for rank in ranks(mesh)]
@@ -44,6 +57,4 @@ def start_ranks(
         pool=None if whole.pool is None else whole.pool // count,
     )
     limit = memory // count if isinstance(memory, int) else memory
-    room = find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
-    threads = max(1, torch.get_num_threads() // count)
-    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), whole_plans(file), threads)
+    return file, limits, find_room(each, limits, share, num_pages, limit, keep_states=keep_states)

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.xdist_group("cli")
 def test_an_artifact_for_a_mesh_is_inspected_and_runs_on_it_alone(world: World, ingot: Command, tmp_path: Path) -> None:
     path = tmp_path / "two.ingot"
     compiled = ingot("compile", world.checkpoint, "-o", path, "--backend", "reference", "--mesh", "tp=2", *LIMITS)
-    assert compiled.code == cli.DONE and compiled.out.endswith(f"\nNext:  ingot inspect {path}\n")
+    assert compiled.code == cli.DONE and f"\nNext:  ingot run {path} " in compiled.out
+    assert ingot("verify", path).code == cli.DONE
     weights = ingot("inspect", path, "--weights").out
     assert "weights/rank0/00000.safetensors@" in weights and "weights/rank1/00000.safetensors@" in weights
     assert "mesh tp=2" in ingot("inspect", path).out

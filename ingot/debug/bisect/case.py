@@ -108,8 +108,8 @@ class Case:
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
     """Return token sequences to run the artifact on: random prompts, then the requests of the golden run.
 
-    The golden run is a short run that is recorded at the end of a compile. An artifact for several devices has none;
-    then only the random prompts are returned. Raises ArtifactError if the golden run is malformed.
+    The golden run is a short run that is recorded at the end of a compile, on a machine that can run the artifact. If
+    there is none, only the random prompts are returned. Raises ArtifactError if the golden run is malformed.
     """
     if not (artifact.folder / GOLDEN).exists():
         return case.prompts()
