@@ -13,6 +13,7 @@ from ingot.ir.mesh import parse_mesh
 # Odd sizes where the mesh allows it: two ranks share heads, features of the MLP and rows of the vocabulary.
 MODELS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama-scaled", {"num_hidden_layers": 3, "intermediate_size": 106, "vocab_size": 366}, {}),
+    "llama-4-layers": ("llama-scaled", {"num_hidden_layers": 4, "intermediate_size": 106, "vocab_size": 366}, {}),
     "gemma3": ("gemma3_text-old", {"intermediate_size": 102, "vocab_size": 382}, {}),
     "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 34, "vocab_size": 381}, {}),
     "deepseek_v2": (

@@ -108,6 +108,20 @@ def test_a_fault_ends_all_ranks(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_eight_ranks(artifact: Callable[[str, str], Path]) -> None:
+    """Eight processes give the tokens of one: four stages with steps of their own, each of two ranks."""
+    prompts, params = PROMPTS * 4, PARAMS * 4
+    with thread_engine(artifact("llama-4-layers", ""), num_pages=60) as engine:
+        wanted = [list(one.token_ids) for one in generated(engine, prompts, params)]
+    with opened(artifact("llama-4-layers", "pp=4 tp=2")) as (llm, leader, pids):
+        assert len(pids) == 7
+        for _ in range(2):
+            assert [list(one.token_ids) for one in generated(llm.llm_engine, prompts, params)] == wanted
+        assert all(leader.busy.values()), "every rank computed"
+
+
+@pytest.mark.slow
 def test_rank_0_keeps_its_threads(artifact: Callable[[str, str], Path]) -> None:
     """Each rank computes with its part of the threads, and the process of rank 0 has as many as before for the rest."""
     before = torch.get_num_threads()
