@@ -64,7 +64,7 @@ def bind_ranks(artifact: Artifact, *, verify: bool = True) -> Loaded:
 
 @dataclass
 class _Meeting:
-    """Where the ranks of a mesh exchange values: a mailbox for each mesh axis, sender and receiver.
+    """The place in which the ranks of a mesh exchange values: a mailbox for each mesh axis, sender and receiver.
 
     turn    held by the rank that computes
     broken  set when a rank has failed: the others stop waiting

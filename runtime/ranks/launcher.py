@@ -30,7 +30,7 @@ class MeshLauncher(StepLauncher):
     def launch(self, inputs: StepInputs) -> SampledStep:
         """Run a step on all ranks, and return the handle of rank 0's part. Raises RankError if a rank is gone."""
         while len(self._not_ended) >= self._stages > 1:
-            self._end(self._not_ended[0])  # the engine gave that step up: nobody reads its tokens
+            self._end(self._not_ended[0])  # the engine gave that step up, and no caller reads its tokens
         self._leader.post(inputs)
         if self._stages > 1:
             inputs = inputs.copied()  # the ending may run after the engine gave the step up, and used the buffer again
@@ -65,7 +65,7 @@ class MeshLauncher(StepLauncher):
 
 
 class _StagedStep(LateStep):
-    """A step of which rank 0's stage has computed. Reading a result runs its ending, on all ranks.
+    """A step after the computation of rank 0's stage. Reading a result runs its ending, on all ranks.
 
     handle   the handle of rank 0's part
     end      runs the ending of this step, and of those before
