@@ -37,13 +37,15 @@ def _linear(attrs: Attrs) -> torch.Tensor:
 def _llama3(attrs: Attrs) -> torch.Tensor:
     """Return rotary frequencies scaled as in Llama 3.1.
 
-    Low frequencies are divided by `factor`. High frequencies are kept. Between them, the two are blended linearly.
+    Low frequencies are divided by `factor`. High frequencies are kept. Between them, the two are blended linearly. If
+    both limits are equal, as in Llama 4 Scout, there is nothing between them.
     """
     frequencies = _base_frequencies(attrs)
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
     wavelengths = 2 * math.pi / frequencies
-    blend = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    turns = original / wavelengths
+    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0) if high != low else (turns > low).to(turns.dtype)
     return frequencies * (blend + (1 - blend) / factor)
 
 

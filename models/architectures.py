@@ -37,6 +37,7 @@ from ingot.models.families import (
     hunyuan,
     internlm2,
     llama,
+    llama4,
     mimo,
     minicpm,
     mixtral,
@@ -193,6 +194,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "HunYuanMoEV1ForCausalLM": Architecture("hunyuan_v1_moe", hunyuan.hunyuan_v1_moe, DECODER),
     "HyperCLOVAXForCausalLM": Architecture("hyperclovax", granite.hyperclovax, DECODER),
     "InternLM2ForCausalLM": Architecture("internlm2", internlm2.internlm2, DECODER),
+    "Llama4ForCausalLM": Architecture("llama4", llama4.llama4, DECODER, default=131_072),
+    "Llama4ForConditionalGeneration": Architecture(
+        "llama4", llama4.text_part, DECODER, default=131_072, part="text_config"
+    ),
     "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
     "MiMoForCausalLM": Architecture("mimo", mimo.mimo, DECODER),
     "MiniCPMForCausalLM": Architecture("minicpm", minicpm.minicpm, DECODER),

@@ -272,8 +272,8 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
         constants["original_max_position"] = _original(config)
         low, high = config.number("low_freq_factor"), config.number("high_freq_factor")
         constants.update(low_freq_factor=low, high_freq_factor=high)
-        if high <= low:
-            raise ConfigError("high_freq_factor is not above low_freq_factor", where=config.source)
+        if high < low:
+            raise ConfigError("high_freq_factor is below low_freq_factor", where=config.source)
     if kind == "yarn":
         constants.update(_yarn_constants(config, table))
     if kind == "longrope":

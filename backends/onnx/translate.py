@@ -101,6 +101,18 @@ def _clamp(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
     graph.result(node, graph.op("Clip", graph.wide(given["x"]), low, high))
 
 
+def _scale_by_position(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
+    # The division of ONNX rounds towards 0, which is down: neither a position nor the shift is negative.
+    positions = graph.op("Cast", graph.wide(given["positions"]), to=ELEMENTS[torch.int64])
+    shifted = graph.op("Add", positions, graph.ints(given["shift"]))
+    periods = graph.op("Cast", graph.op("Div", shifted, graph.ints(given["period"])), to=ELEMENTS[torch.float32])
+    logs = graph.op("Log", graph.op("Add", periods, graph.number(1.0)))
+    factors = graph.op("Add", graph.op("Mul", logs, graph.number(given["strength"])), graph.number(1.0))
+    axes = range(1, len(tensor_type(node).shape))
+    column = graph.op("Unsqueeze", factors, graph.ints(*axes)) if axes else factors
+    graph.result(node, graph.op("Mul", graph.wide(given["x"]), column))
+
+
 def _cast(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
     source, target = tensor_type(given["x"]).dtype, tensor_type(node).dtype
     if source in NARROW and target is torch.float32:
@@ -294,6 +306,7 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "ingot.activate": _activate,
     "ingot.soft_cap": _soft_cap,
     "ingot.clamp": _clamp,
+    "ingot.scale_by_position": _scale_by_position,
     "ingot.cast": _cast,
     "ingot.linear": _linear,
     "ingot.head_linear": _head_linear,

@@ -258,6 +258,8 @@ _NO_TRAITS = (
     "eps",
     "branches",
     "window",
+    "chunk",
+    "q_scale",
     "rotary",
     "table",
     "stored",
@@ -341,9 +343,16 @@ def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterato
 def _layers(spec: DecoderSpec | StreamDecoderSpec) -> str:
     count = len(spec.layers)
     windows = sum(attention.window is not None for attention in _attentions(spec))
+    chunks = sum(attention.chunk is not None for attention in _attentions(spec))
     unrotated = sum(attention.rotary is None for attention in _attentions(spec))
+    scaled = sum(attention.q_scale is not None for attention in _attentions(spec))
     found = []
-    for number, what in ((windows, "have a window"), (unrotated, "have no rotation")):
+    for number, what in (
+        (windows, "have a window"),
+        (chunks, "attend within chunks"),
+        (unrotated, "have no rotation"),
+        (scaled, "scale queries by position"),
+    ):
         if number:
             found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
     if len({attention.kv_heads for attention in _attentions(spec)}) > 1:

@@ -25,6 +25,7 @@ from ingot.ir.ops.paged_attention import kv_append, paged_attention
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.pool import pool
+from ingot.ir.ops.position_scale import scale_by_position
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
@@ -89,6 +90,7 @@ __all__ = [
     "rope",
     "route",
     "sample",
+    "scale_by_position",
     "select_rows",
     "silu_mul",
     "soft_cap",

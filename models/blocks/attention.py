@@ -9,7 +9,7 @@ from ingot.ir.types import Split
 from ingot.models.blocks.alibi import AlibiSpec
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
-from ingot.models.blocks.positions import Positions, RotarySpec
+from ingot.models.blocks.positions import Positions, PositionScaleSpec, RotarySpec
 from ingot.models.params import Place, parameter
 
 
@@ -90,6 +90,8 @@ class AttentionSpec:
     qk_norm    norms of q and k; None: no norms
     clip       limit on the absolute values of q, k and v after their linears; None: no limit
     window     sliding window: number of positions that a token sees, including its own; None: no window
+    chunk      a token sees only positions of its own chunk of this number of positions; None: no chunks
+    q_scale    factor on q by position, after norm and rotation; None: no such factor
     scale      factor on scores; None: head_dim ** -0.5
     soft_cap   cap on scores, as in cap * tanh(score / cap); None: no cap
     v_norm     norm of each head of v; None: no norm
@@ -107,11 +109,16 @@ class AttentionSpec:
     qk_norm: QKNormSpec | None = None
     clip: float | None = None
     window: int | None = None
+    chunk: int | None = None
+    q_scale: PositionScaleSpec | None = None
     scale: float | None = None
     soft_cap: float | None = None
     v_norm: NormSpec | None = None
     sinks: bool = False
     names: AttentionNames = AttentionNames()
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.chunk is None, "a mask has a window or chunks"
 
     def build(self, place: Place, hidden: int, layer: int) -> "Attention":
         return Attention(self, place / self.names.place, hidden, layer)
@@ -124,6 +131,8 @@ class AttentionSpec:
         options: dict[str, float | str] = {"scale": self.head_dim**-0.5 if self.scale is None else self.scale}
         if self.window is not None:
             options["mask"] = f"window_{self.window}"
+        if self.chunk is not None:
+            options["mask"] = f"chunked_{self.chunk}"
         if self.soft_cap is not None:
             options["soft_cap"] = self.soft_cap
         return options
@@ -188,6 +197,8 @@ class Attention(LinearsFirst):
             q, k = spec.rotary.rotate(q, at), spec.rotary.rotate(k, at)
         if late:
             q, k = self.q_norm(q), self.k_norm(k)
+        if spec.q_scale is not None:
+            q = spec.q_scale.scale(q, at)
         at.cached[self.layer] = k, v
         more = [] if self.sinks is None and self.slopes is None else [self.sinks]
         more += [] if self.slopes is None else [self.slopes]

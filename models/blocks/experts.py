@@ -113,6 +113,7 @@ class ExpertsSpec:
     limit         limit of the activation "clamped"
     alpha         constant of the activation "clamped"
     bias          whether the linears of experts have biases
+    weigh_input   whether a token's weights multiply the inputs of its experts, and not their results
     shared        a part that every token runs, whose result is added; None: no such part
     place         prefix of the tensors within the layer
     names         names of the experts' tensors in the checkpoint
@@ -125,6 +126,7 @@ class ExpertsSpec:
     limit: float = 7.0
     alpha: float = 1.702
     bias: bool = False
+    weigh_input: bool = False
     shared: SharedSpec | None = None
     place: str = "mlp"
     names: ExpertNames = field(default_factory=ExpertNames)
@@ -135,6 +137,7 @@ class ExpertsSpec:
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of the op `experts`: those that differ from the op's defaults."""
         options: dict[str, Any] = {} if self.activation == "silu" else {"activation": self.activation}
+        options |= {"weigh_input": True} if self.weigh_input else {}
         return options | ({"limit": self.limit, "alpha": self.alpha} if self.activation == "clamped" else {})
 
 

@@ -1,4 +1,4 @@
-"""The positions of a step's tokens, and rotary embeddings: their tables, and the rotation of heads."""
+"""The positions of a step's tokens, and what depends on them: rotary embeddings, and scales of queries."""
 
 from dataclasses import dataclass, field
 
@@ -55,3 +55,24 @@ class RotarySpec:
         """Return the heads of q or k [T, heads, head_dim], rotated by the tokens' positions."""
         order = {"interleaved": True} if self.interleaved else {}
         return ops.rope(heads, at.positions, at.ropes[self.table], **order)
+
+
+@dataclass(frozen=True)
+class PositionScaleSpec:
+    """A factor on the queries of an attention, which grows with the position: `1 + strength * ln(1 + n)`.
+
+    n counts the whole periods before the position.
+
+    period     number of positions in a period
+    strength   how much the factor grows
+    shift      added to the position
+    """
+
+    period: int
+    strength: float
+    shift: int = 0
+
+    def scale(self, heads: torch.Tensor, at: Positions) -> torch.Tensor:
+        """Return the heads of q [T, heads, head_dim], scaled by the tokens' positions."""
+        more = {"shift": self.shift} if self.shift else {}
+        return ops.scale_by_position(heads, at.positions, period=self.period, strength=self.strength, **more)

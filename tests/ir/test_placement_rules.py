@@ -185,6 +185,7 @@ WAYS: dict[str, set[str]] = {
     "qk_norm_rope_append": {"kv:shard3 q:shard1 k:shard1 v:shard1"},
     "rms_norm": {"x:shard0", "x:shard1"},
     "rope": {"x:shard1"},
+    "scale_by_position": {"x:shard1", "x:shard2", "x:partial0"},
     "select_rows": {"x:shard1", "x:partial0"},
     "silu_mul": {"gate:shard1 up:shard1"},
     **{name: {"state:shard1"} for name in ("state_copy", "state_move", "state_zero")},

@@ -34,6 +34,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "dynamic, beyond": ({"rope_type": "dynamic", "factor": 3.0}, {"max_position_embeddings": ORIGINAL}, 3 * ORIGINAL),
     "llama3": ({**_LLAMA3, "original_max_position_embeddings": 64}, {}, 100),
     "llama3, long original": ({**_LLAMA3, "original_max_position_embeddings": 8192}, {}, 100),
+    "llama3, equal limits": (
+        {**_LLAMA3, "high_freq_factor": 1.0, "original_max_position_embeddings": 64},
+        {},
+        100,
+    ),
     "llama3, original not given": (_LLAMA3, {"max_position_embeddings": 96}, 100),
     "yarn": (_YARN, {}, 100),
     "yarn, both mscales": ({**_YARN, "mscale": 1.3, "mscale_all_dim": 0.4}, {}, 100),

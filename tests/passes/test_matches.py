@@ -174,7 +174,7 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
     allowed = {
         f"{name} is not rotated: it is the result of {what}"
         for name in "qk"
-        for what in ("aten.view.default", "ingot.rms_norm")
+        for what in ("aten.view.default", "ingot.rms_norm", "ingot.scale_by_position")
     }
     if [*specs(dims, LatentAttentionSpec)]:
         allowed = {"values are the first numbers of keys: the fused op writes keys and values of equal width"}

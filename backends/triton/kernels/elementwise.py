@@ -95,3 +95,36 @@ def convert(
         value = value.to(tl.float32)
         value = tl.where(value > LIMIT, LIMIT, tl.where(value < -LIMIT, -LIMIT, value))
     tl.store(result + (row * GROUPS + group) * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scale_by_position(
+    x,
+    positions,
+    result,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_GROUP: tl.constexpr,
+    X_COLUMN: tl.constexpr,
+    PERIOD: tl.constexpr,
+    STRENGTH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Compute the op `scale_by_position` of x [rows, GROUPS, WIDTH]: times 1 + STRENGTH * ln(1 + n) in float32.
+
+    n counts the periods of PERIOD positions before the row's position plus SHIFT. X_ROW, X_GROUP and X_COLUMN are
+    strides in elements.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    value = tl.load(x + row * X_ROW + group * X_GROUP + column * X_COLUMN, mask=mask, other=0.0).to(tl.float32)
+    periods = (tl.load(positions + row) + SHIFT) // PERIOD
+    value = value * (1.0 + STRENGTH * tl.log(1.0 + periods.to(tl.float32)))
+    tl.store(result + (row * GROUPS + group) * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)

@@ -1,6 +1,9 @@
-"""Lowerings of elementwise ops: aten add and mul, soft_cap, clamp, cast."""
+"""Lowerings of elementwise ops: aten add and mul, soft_cap, clamp, cast, scale_by_position."""
 
-from ingot.backends.triton.kernels.elementwise import arithmetic, convert
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.backends.triton.kernels.elementwise import arithmetic, convert, scale_by_position
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import as_rows, block_of, strides_in, want_floats
@@ -41,23 +44,41 @@ def _arithmetic(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _convert(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    limits = {"CAP": call.attributes.get("cap"), "LIMIT": call.attributes.get("limit")}
+    return _one_input(call, schedule, convert, {}, limits)
+
+
+def _scale_by_position(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    names = ("period", "strength", "shift")
+    constants = {name.upper(): call.attributes[name] for name in names}
+    positions = call.value("positions")
+    call.want(positions.strides == (1,), f"strided positions: {positions.type}")
+    return _one_input(call, schedule, scale_by_position, {"positions": positions}, constants)
+
+
+def _one_input(
+    call: Call, schedule: Schedule, kernel: Any, more: Mapping[str, Value], constants: Mapping[str, Any]
+) -> tuple[Value, ...]:
+    """Add the launch of a kernel that computes every element of the result from the same element of `x`.
+
+    `more` are its further inputs, and `constants` its constants beyond sizes and strides.
+    """
     x, (target,) = call.value("x"), call.results
     want_floats(call, "x")
     rows, result = as_rows(target), schedule.output(target)
     block, warps = block_of(rows.width)
     row, group, column = strides_in(x, target)
     schedule.launch(
-        convert,
+        kernel,
         (rows.count, rows.groups, cdiv(rows.width, block)),
-        {"x": x, "result": result},
+        {"x": x, **more, "result": result},
         {
             "GROUPS": rows.groups,
             "WIDTH": rows.width,
             "X_ROW": row,
             "X_GROUP": group,
             "X_COLUMN": column,
-            "CAP": call.attributes.get("cap"),
-            "LIMIT": call.attributes.get("limit"),
+            **constants,
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
@@ -73,4 +94,5 @@ LOWERINGS: dict[str, Lowering] = {
     "soft_cap": _convert,
     "clamp": _convert,
     "cast": _convert,
+    "scale_by_position": _scale_by_position,
 }

@@ -29,7 +29,7 @@ def _aten(name: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("name", ["soft_cap", "clamp", "cast"])
+@pytest.mark.parametrize("name", ["soft_cap", "clamp", "cast", "scale_by_position"])
 def test_samples(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
     for sample in op.samples(torch.Generator().manual_seed(1), dtype) + odd_samples(name, dtype):

@@ -24,6 +24,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("x",),
     "add_rms_norm": ("x", "residual"),
     "rope": ("x", "positions"),
+    "scale_by_position": ("x", "positions"),
     "silu_mul": ("gate", "up"),
     "gelu_mul": ("gate", "up"),
     "activate": ("x",),

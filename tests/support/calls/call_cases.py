@@ -97,6 +97,7 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
             "soft_cap": ((alone,), {"cap": 30.0}),
             "clamp": ((right,), {"limit": 0.7}),
             "cast": ((alone,), {"dtype": torch.float32}),
+            "scale_by_position": ((right, _ids(g, 1 << 17, tokens)), {"period": 8192, "strength": 0.1, "shift": 1}),
             "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
             "aten.mul.Tensor": ((alone, 0.25), {}),
             "embedding": ((_ids(g, 57, tokens), draw(57, width)), {}),
@@ -385,7 +386,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(
         ("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "activate", "soft_cap", "clamp", "cast"), _rows
     ),
-    **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
+    **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows", "scale_by_position"), _rows),
     **dict.fromkeys(("mix", "concat", "match_rms", "gaussian_top_k"), _streams),
     "rms_norm": _head_norm,
     "linear": _linear,

@@ -69,6 +69,10 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
             Sample((heads[:, 1:4], whole(31, 11), table)),
             Sample((heads[:, 1:4], whole(31, 11), table), {"interleaved": True}),
         ],
+        "scale_by_position": [
+            Sample((heads[:, 1:4], whole(31, 11)), {"period": 7, "strength": 1.3, "shift": 2}),
+            Sample((merged[:, 37:74], whole(31, 11)), {"period": 1, "strength": -0.2}),
+        ],
         "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
         "activate": [Sample((merged[:, 37:74],), {"kind": kind}) for kind in ACTIVATIONS],
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],

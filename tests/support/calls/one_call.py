@@ -39,6 +39,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "qk_norm_rope_append": _QUERIES,
     "kv_append": {"k": "T", "v": "T", "slots": "T"},
     "rope": {"x": "T", "positions": "T"},
+    "scale_by_position": {"x": "T", "positions": "T"},
     "soft_cap": {"x": "T"},
     "clamp": {"x": "T"},
     "cast": {"x": "T"},

@@ -186,7 +186,7 @@ MUTATIONS = (
         Mutation(
             f"one norm for q and k, that of {name}",
             f"QKNormSpec.{other}",
-            some(QKNormSpec, lambda norms: norms.over == "head"),
+            some(QKNormSpec, lambda norms: norms.over == "head" and norms.q != norms.k),
             each(QKNormSpec, lambda norms, name=name, other=other: replace(norms, **{other: getattr(norms, name)})),
             unless=("gemma3n_text-shared", "gemma3n-parts"),  # layers that share a cache have no norm of k
         )

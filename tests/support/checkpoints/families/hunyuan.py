@@ -110,5 +110,6 @@ MUTATIONS = (
         "QKNormSpec.after_rotation",
         some(QKNormSpec, lambda norms: norms.after_rotation),
         every(QKNormSpec, after_rotation=False),
+        unless=("llama4_text-chunks", "llama4-parts"),  # a norm without gains, which rotations keep
     ),
 )
