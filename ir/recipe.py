@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.ir.errors import CheckpointError, InternalError, VerifyError
+from ingot.ir.formats import Format, find_format
 from ingot.ir.formats import dequantize as dequantized
-from ingot.ir.formats import find_format
 from ingot.ir.formats import quantize as quantized
+from ingot.ir.formats.stacked import is_stack, quantize_stack, stack_shape
 from ingot.ir.mesh import Rank
 from ingot.ir.stored.elements import STORED_STEPS
 from ingot.ir.tables import make_table
@@ -73,7 +74,9 @@ class Recipe:
         if self.step in ("cast", "affine", "normalize", "add"):
             return self.inputs[0].source_shapes(shape)
         if self.step == "quantize" and self.output == "weight":
-            return self.inputs[0].source_shapes(find_format(str(self.attr("format"))).shape_of(shape))
+            format = find_format(str(self.attr("format")))
+            whole = stack_shape if is_stack("weight", len(shape), format) else _matrix_shape
+            return self.inputs[0].source_shapes(whole(shape, format))
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
             if every := _int(dict(self.attrs).get("every", 0)):
@@ -159,6 +162,10 @@ class Recipe:
             ) from error
 
 
+def _matrix_shape(packed: tuple[int, ...], format: Format) -> tuple[int, ...]:
+    return format.shape_of(packed)
+
+
 def _ints(value: Attr) -> list[int]:
     assert isinstance(value, tuple)
     return [int(item) for item in value if isinstance(item, int)]
@@ -200,17 +207,18 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
     """Raise ValueError if a shard step would cut through a tile or a scale group of a quantized matrix.
 
-    `recipe` is the shard step. `part` is the tensor to be sharded: packed elements, scales or zeros. A scale group is
-    the elements that share one scale.
+    `recipe` is the shard step. `part` is the tensor to be sharded: packed elements, scales or zeros, of one matrix or
+    of a stack. A scale group is the elements that share one scale.
     """
     quantizing, dim = recipe.inputs[0], _int(recipe.attr("dim"))
     if quantizing.step != "quantize":
         return
     format, world = find_format(str(quantizing.attr("format"))), _int(recipe.attr("world"))
-    if dim % part.dim() > 1:
-        raise ValueError(f"a shard along axis {dim} cuts through the tiles of format {format.name}")
     dim %= part.dim()
-    elements, group = part.shape[dim] * format.block(quantizing.output)[dim], format.granule(dim)
+    first = int(is_stack(quantizing.output, part.dim(), format))  # the axis of rows
+    if dim - first not in (0, 1):
+        raise ValueError(f"a shard along axis {dim} cuts through the tiles of format {format.name}")
+    elements, group = part.shape[dim] * format.block(quantizing.output)[dim - first], format.granule(dim - first)
     if elements % (group * world):
         raise ValueError(f"a shard of {elements} elements over {world} ranks is no multiple of the group of {group}")
 
@@ -253,7 +261,7 @@ def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.T
 def _quantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> dict[str, torch.Tensor]:
     format = find_format(str(attrs["format"]))
     if len(args) == 1:
-        return quantized(args[0], format)
+        return quantize_stack(args[0], format) if args[0].dim() == 3 else quantized(args[0], format)
     shape = args[0].shape
     types = format.types((shape[0], shape[1]), args[0].dtype)
     parts = dict(zip(format.parts, args[1:], strict=True))
@@ -400,7 +408,7 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
 
 
 def quantize(recipe: Recipe, format: str, stored: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
-    """Return recipes that make the stored parts of a quantized matrix, by part name.
+    """Return recipes that make the stored parts of a quantized matrix, or of a stack of matrices, by part name.
 
     The parts are "weight", and others such as "scales" if the format has them. `format` is a format's name, such as
     "int4_g32". If all recipes are executed with one `memo`, the matrix is quantized once.

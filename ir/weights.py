@@ -1,4 +1,4 @@
-"""The weight of a matmul as one object, whether it is stored as one tensor or as elements, scales and zeros."""
+"""The weight of a matmul or of experts as one object, whether it is one tensor or elements, scales and zeros."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.formats import PARTS, Format, find_format
 from ingot.ir.ops import Op, op_of
+from ingot.ir.ops.expert_weights import WEIGHTS, part_parameter
 from ingot.ir.program import Program, named_arguments
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The weight of a matmul, in any storage format.
+    """The weight of a matmul, or the stacked weights of experts, in any storage format.
 
     `parts` maps the names of the format's parts, such as "weight" and "scales", to their nodes.
     """
@@ -51,6 +52,48 @@ def matmul_of(node: fx.Node) -> Matmul | None:
     bound = named_arguments(node)
     format = find_format(bound.get("format", "plain"))
     return Matmul(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
+
+
+@dataclass(frozen=True)
+class StoredExperts:
+    """The arguments of a call of `experts`. Each of its two weights, "gate_up" and "down", has any storage format.
+
+    `others` are the other arguments by parameter name.
+    """
+
+    weights: Mapping[str, StoredWeight]
+    others: Mapping[str, Any]
+
+    def call(self) -> tuple[Op, list[Any], dict[str, Any]]:
+        """Return how to call these experts: the op, its positional arguments and its keyword arguments.
+
+        Attributes with their default values are left out.
+        """
+        bound = dict(self.others)
+        for name, weight in self.weights.items():
+            bound |= {part_parameter(name, part): weight.parts.get(part) for part in PARTS}
+            bound[f"{name}_format"] = weight.format.name
+        parameters = ops.experts.parameters
+        positional = parameters.names[: parameters.positional]
+        attributes = {
+            name: bound[name]
+            for name in parameters.names[parameters.positional :]
+            if bound[name] != parameters.defaults[name]
+        }
+        return ops.experts, _trimmed([bound[name] for name in positional]), attributes
+
+
+def experts_of(node: fx.Node) -> StoredExperts | None:
+    """Return the arguments of a call of `experts`; None for any other node."""
+    if op_of(node.target) is not ops.experts:
+        return None
+    bound = dict(named_arguments(node))
+    weights = {}
+    for name in WEIGHTS:
+        format = find_format(bound.pop(f"{name}_format"))
+        given = {part: bound.pop(part_parameter(name, part)) for part in PARTS}
+        weights[name] = StoredWeight(format, {part: given[part] for part in format.parts})
+    return StoredExperts(weights, bound)
 
 
 def part_name(weight: str, part: str) -> str:

@@ -1,6 +1,6 @@
-"""quantize: stores the weights of linears in another format, of fewer bits or another order."""
+"""quantize: stores the weights of linears and experts in another format, of fewer bits or another order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,10 +13,12 @@ from ingot.ir.formats import SHARED_PARTS, Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage
 from ingot.ir.recipe import quantize
 from ingot.ir.stored.calibrated import CalibratedWeights
-from ingot.ir.weights import StoredWeight, matmul_of, part_name
+from ingot.ir.weights import StoredExperts, StoredWeight, experts_of, matmul_of, part_name
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
+from ingot.passes.select_experts import check_experts_fit, select_experts
 from ingot.passes.select_linears import SelectedLinears, check_fit, select_linears, weight_node
+from ingot.passes.store_experts import splits_of_experts, store_stack
 
 # The format that stands for the formats that a calibration chose.
 AUTO = "auto"
@@ -24,7 +26,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Replaces the weight of each `linear` by params in a quantized format, such as codes and scales.
+    """Replaces the weights of each `linear` and `experts` by params in a quantized format, such as codes and scales.
 
     format     name of a format in `ingot.ir.formats`, such as "int8". A lossless format changes no result. "auto": the
                formats that a calibration chose
@@ -35,6 +37,9 @@ class Quantize(Pass):
 
     A pattern may contain *, ? and [abc]. It must match the whole name of the param or of a tensor of the checkpoint,
     with or without ".weight". "lm_head" is also a name of the linear that computes the logits.
+
+    The experts of a layer have one format, and a pattern that matches a tensor of one of them decides for all. With a
+    calibration, they keep their weights.
 
     The embedding is not quantized. A weight stays too if its rows are shorter than a group (elements with one scale):
     its scales would take more bytes than quantizing saves. Any other weight that does not fit its format is an error.
@@ -84,6 +89,29 @@ class Quantize(Pass):
                 if weight not in stored:
                     stored[weight] = _stored(rewriter, str(weight.target), chosen[node], calibrated)
                 op, args, attributes = replace(matmul, weight=stored[weight]).call()
+                rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
+        self._run_experts(rewriter, context)
+
+    def _run_experts(self, rewriter: Rewriter, context: PassContext) -> None:
+        format = "plain" if self.format == AUTO else self.format
+        program = rewriter.program
+        selected = select_experts(program, format, ignore=self._ignored(), overrides=self._overrides())
+        if context.calibrated is not None:
+            for node in selected.formats:
+                rewriter.refuse(node, "a calibration quantizes linears alone: experts keep their weights")
+            return
+        for node, reason in selected.refused.items():
+            rewriter.refuse(node, reason)
+        chosen = {
+            node: {name: one for name, one in formats.items() if self.format != AUTO or one.name != "plain"}
+            for node, formats in selected.formats.items()
+        }
+        check_experts_fit(chosen)
+        for node, formats in chosen.items():
+            if formats and not rewriter.take(node):
+                break
+            if formats:
+                op, args, attributes = _stored_experts(rewriter, node, formats, mesh=bool(context.mesh)).call()
                 rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
 
     def select(self, program: Program) -> SelectedLinears:
@@ -161,3 +189,16 @@ def _stored(rewriter: Rewriter, name: str, format: Format, calibrated: Calibrate
         for part in format.parts
     }
     return StoredWeight(format, parts)
+
+
+def _stored_experts(rewriter: Rewriter, node: fx.Node, formats: Mapping[str, Format], *, mesh: bool) -> StoredExperts:
+    """Add the params that store weights of experts in `formats`, and return the experts with them."""
+    experts = experts_of(node)
+    assert experts is not None
+    splits = splits_of_experts(rewriter.program, experts, formats, mesh=mesh)
+    made = {}
+    for name, format in formats.items():
+        param = str(experts.weights[name].parts["weight"].target)
+        recipes = quantize(rewriter.program.params[param].recipe, format.name)
+        made[name] = store_stack(rewriter, param, format, recipes, splits)
+    return replace(experts, weights={**experts.weights, **made})

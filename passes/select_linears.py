@@ -9,6 +9,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import Format, find_format
+from ingot.ir.ops.expert_weights import WEIGHTS
 from ingot.ir.program import Program, is_call, named_arguments, tensor_type
 from ingot.passes.rewrite import described
 
@@ -74,13 +75,19 @@ def check_fit(formats: Mapping[fx.Node, Format]) -> None:
 
 
 def check_patterns(programs: Collection[Program], patterns: Collection[str]) -> None:
-    """Raise OptionError if a pattern matches no linear of the programs."""
+    """Raise OptionError if a pattern matches no linear and no experts of the programs."""
     known = [names_of(program, node) for program in programs for node in program.calls(ops.linear.overload)]
+    for program in programs:
+        for node in program.calls(ops.experts.overload):
+            bound = named_arguments(node)
+            known += [param_names(program, bound[name]) for name in WEIGHTS]
     for pattern in patterns:
         if not any(matches(pattern, names) for names in known):
             first = ", ".join(dict.fromkeys(name for names in known[:3] for name in names))
             raise OptionError(
-                f"the pattern '{pattern}' matches no linear", where="quantize", expected=f"names such as {first}"
+                f"the pattern '{pattern}' matches no linear or experts",
+                where="quantize",
+                expected=f"names such as {first}",
             )
 
 
@@ -91,12 +98,16 @@ def matches(pattern: str, names: Collection[str]) -> bool:
 
 def names_of(program: Program, linear: fx.Node) -> tuple[str, ...]:
     """Return the names by which patterns select a linear: those of its param and of its checkpoint tensors."""
-    weight = weight_node(linear)
+    found = param_names(program, weight_node(linear))
+    return (*found, HEAD) if linear in heads_of(program) else found
+
+
+def param_names(program: Program, weight: fx.Node) -> tuple[str, ...]:
+    """Return the names of a param and of its checkpoint tensors, with and without ".weight"."""
     names = [str(weight.target)]
     if (spec := program.params.get(str(weight.target))) is not None:
         names += sorted(spec.recipe.sources())
-    found = [one for name in names for one in (name.removesuffix(".weight"), name)]
-    return (*found, HEAD) if linear in heads_of(program) else tuple(found)
+    return tuple(dict.fromkeys(one for name in names for one in (name.removesuffix(".weight"), name)))
 
 
 def weight_node(linear: fx.Node) -> fx.Node:

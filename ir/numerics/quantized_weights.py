@@ -1,7 +1,7 @@
 """Checks of a quantizing pass: each weight is within half a scale of the original, and nothing else changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -9,7 +9,6 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.formats import (
     ELEMENTS,
-    PARTS,
     SHARED_PARTS,
     Format,
     Scales,
@@ -20,12 +19,14 @@ from ingot.ir.formats import (
     quantize,
 )
 from ingot.ir.formats.format import KEPT, outer_of_blocks
+from ingot.ir.formats.stacked import matrix_of
 from ingot.ir.numerics.contracts import Breach, RankParams
 from ingot.ir.numerics.tolerances import TOLERANCES
+from ingot.ir.ops.expert_weights import PLAIN
 from ingot.ir.program import ParamSpec, Program, is_call, named_arguments
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import TensorType
-from ingot.ir.weights import Matmul, StoredWeight
+from ingot.ir.weights import Matmul, StoredExperts, StoredWeight, experts_of, matmul_of
 
 # Names of the params that `with_originals` adds end so.
 _ORIGINAL = ".original"
@@ -53,6 +54,7 @@ class _Quantized:
     original  the param that it was before quantization; None if there is none
     adopted   whether the checkpoint stores it so. If not, a `quantize` step of its recipe has made it.
     chosen    whether a calibration has chosen its elements, and not rounding to nearest
+    stacked   whether it is a stack of matrices, those of experts
     """
 
     parts: Mapping[str, str]
@@ -60,11 +62,16 @@ class _Quantized:
     original: str | None
     adopted: bool = False
     chosen: bool = False
+    stacked: bool = False
 
     def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the weight in float64. If activations are rounded, it is the weight of the rotated input."""
         made = dequantize if self.format.activations is None else dequantize_rotated
-        return made(self.tensors(params), self.format, torch.float64)
+        parts = self.tensors(params)
+        if not self.stacked:
+            return made(parts, self.format, torch.float64)
+        stack = (matrix_of(parts, index) for index in range(len(parts["weight"])))
+        return torch.stack([made(one, self.format, torch.float64) for one in stack])
 
     def of_input(self) -> dict[str, str]:
         """Return the params, by part name, that the rounding of activations and rotations need."""
@@ -73,6 +80,17 @@ class _Quantized:
 
     def tensors(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {part: params[name] for part, name in self.parts.items()}
+
+    def matrices(
+        self, original: torch.Tensor, params: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """Yield each matrix of the weight, from `original`, with the tensors that store it by part name."""
+        parts = self.tensors(params)
+        if not self.stacked:
+            yield original, parts
+            return
+        for index, matrix in enumerate(original):
+            yield matrix, matrix_of(parts, index)
 
 
 def weight_breaches(
@@ -94,18 +112,24 @@ def weight_breaches(
             continue
         for old, new in zip(before_params, after_params, strict=True):
             original = new.get(name + _ORIGINAL, old[one.original])
-            if one.chosen:
-                problem = _chosen_breach(original, one.tensors(new), one.format)
-                wrong = name
-            elif one.adopted:
-                problem = _moved_breach(original, dequantize(one.tensors(new), one.format).to(original.dtype))
-                wrong = name
-            elif problem := weight_breach(original, one.tensors(new), one.format):
-                wrong = _wrong_part(one, original, new)
+            problems = (_problem(one, *pair) for pair in one.matrices(original, new))
+            problem = next((breach for breach in problems if breach is not None), None)
             if problem:
-                found.append(WeightBreach(wrong, problem))
+                found.append(problem)
                 break
     return found
+
+
+def _problem(one: _Quantized, original: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> WeightBreach | None:
+    """Return how the `parts` of a matrix do not store `original` as they must; None if they do."""
+    wrong = one.parts["weight"]
+    if one.chosen:
+        problem = _chosen_breach(original, parts, one.format)
+    elif one.adopted:
+        problem = _moved_breach(original, dequantize(parts, one.format).to(original.dtype))
+    elif problem := weight_breach(original, parts, one.format):
+        wrong = _wrong_part(one, original, parts)
+    return None if problem is None else WeightBreach(wrong, problem)
 
 
 def with_originals(after: Program) -> Program:
@@ -134,13 +158,13 @@ def _chosen_breach(original: torch.Tensor, parts: Mapping[str, torch.Tensor], fo
     return Breach(error, error / size, _CHOSEN_ERROR * usual, text)
 
 
-def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
+def _wrong_part(one: _Quantized, original: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> str:
     """Return the param to report for a wrongly quantized weight: elements, scales or zeros.
 
     It is the one that differs from quantizing `original` again. If several differ, it is the elements.
     """
     expected = quantize(original, one.format)
-    wrong = [name for part, name in one.parts.items() if not _same(params[name], expected[part])]
+    wrong = [name for part, name in one.parts.items() if not _same(parts[part], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
 
 
@@ -234,7 +258,7 @@ def with_rounded_weights(
         if name in after.params and after.params[name].recipe != spec.recipe:  # a calibration divided it by scales
             for values, quantized in zip(params, after_params, strict=True):
                 values[name] = quantized[name]
-    kept = {node.name for node in after.calls(ops.linear.overload)}
+    kept = _float_weights(after)
     for one in _quantized(before, after):
         if one.original is None:
             continue
@@ -248,9 +272,14 @@ def with_rounded_weights(
                 for values, quantized in zip(params, after_params, strict=True):
                     values[stored] = quantized[stored]
         for user in list(old.users):
-            if is_call(user, ops.linear.overload) and user.name not in kept:
+            if (user.name, one.original) in kept:
+                continue
+            of_input = {part: program.find(held) for part, held in one.of_input().items()}
+            if is_call(user, ops.linear.overload):
                 _reweigh(user, old, new)
-                _round_input(user, one.format, {part: program.find(held) for part, held in one.of_input().items()})
+                _round_input(user, one.format, of_input)
+            elif (experts := experts_of(user)) is not None:
+                _reweigh_experts(user, experts, old, StoredWeight(_of_floats(one.format), {"weight": new, **of_input}))
     return program, params
 
 
@@ -267,18 +296,43 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
     """Yield each quantized weight of the program `after` that the program `before` does not have."""
     names = {spec.recipe: name for name, spec in before.params.items()}
     seen = set(before.params)
-    for node in after.calls(ops.quant_linear.overload):
-        bound = named_arguments(node)
-        parts = {part: str(bound[part].target) for part in PARTS if bound[part] is not None}
+    for weight, stacked in _stored_weights(after):
+        parts = {part: str(node.target) for part, node in weight.parts.items()}
         if parts["weight"] in seen or parts["weight"] not in after.params:
             continue
         seen.add(parts["weight"])
         step = _quantizing(after.params[parts["weight"]].recipe)
         # Find the original by name, because the recipe may be wrong.
-        named = f"{parts['weight'].removesuffix('.qweight')}.weight"
-        original = named if named in before.params else names.get(step.inputs[0]) if step else None
+        base = parts["weight"].removesuffix(".qweight")
+        named = next((name for name in (f"{base}.weight", base) if name in before.params), None)
+        original = named or (names.get(step.inputs[0]) if step else None)
         chosen = step is not None and len(step.inputs) > 1
-        yield _Quantized(parts, find_format(bound["format"]), original, step is None, chosen)
+        yield _Quantized(parts, weight.format, original, step is None, chosen, stacked)
+
+
+def _stored_weights(program: Program) -> Iterator[tuple[StoredWeight, bool]]:
+    """Yield each quantized weight that a call multiplies by, and whether it is a stack of matrices."""
+    for node in program.calls():
+        if is_call(node, ops.quant_linear.overload) and (matmul := matmul_of(node)) is not None:
+            yield matmul.weight, False
+        elif (experts := experts_of(node)) is not None:
+            yield from ((one, True) for one in experts.weights.values() if one.format.name != PLAIN)
+
+
+def has_quantized_weights(program: Program) -> bool:
+    """Return whether a call of the program multiplies by a quantized weight."""
+    return any(True for _ in _stored_weights(program))
+
+
+def _float_weights(program: Program) -> set[tuple[str, str]]:
+    """Return (call, param) for each weight of linears and experts that is one tensor of floats."""
+    found = {(node.name, str(named_arguments(node)["weight"].target)) for node in program.calls(ops.linear.overload)}
+    for node in program.calls(ops.experts.overload):
+        experts = experts_of(node)
+        assert experts is not None
+        plain = (one for one in experts.weights.values() if one.format.name == PLAIN)
+        found |= {(node.name, str(one.parts["weight"].target)) for one in plain}
+    return found
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
@@ -293,6 +347,20 @@ def _reweigh(linear: fx.Node, old: fx.Node, new: fx.Node) -> None:
         linear.replace_input_with(old, new)
 
 
+def _reweigh_experts(node: fx.Node, experts: StoredExperts, old: fx.Node, new: StoredWeight) -> None:
+    """Make a call of experts multiply by the weight `new` in place of the param `old`."""
+    weights = {name: new if one.parts["weight"] is old else one for name, one in experts.weights.items()}
+    op, args, node.kwargs = replace(experts, weights=weights).call()
+    node.target, node.args = op.overload, tuple(args)
+
+
+def _of_floats(format: Format) -> Format:
+    """Return the format of floats that rounds and rotates its input as `format` does, if it rounds it."""
+    if format.activations is None:
+        return find_format(PLAIN)
+    return format_of(KEPT, activations=format.activations, rotated_in=format.rotated_in, rotated_out=format.rotated_out)
+
+
 def _round_input(linear: fx.Node, format: Format, parts: Mapping[str, fx.Node]) -> None:
     """Make a linear rotate and round its input as `format` says, if it rounds it, before it multiplies it.
 
@@ -301,9 +369,6 @@ def _round_input(linear: fx.Node, format: Format, parts: Mapping[str, fx.Node]) 
     if format.activations is None:
         return
     bound = named_arguments(linear)
-    plain = format_of(
-        KEPT, activations=format.activations, rotated_in=format.rotated_in, rotated_out=format.rotated_out
-    )
-    weight = StoredWeight(plain, {"weight": bound["weight"], **parts})
+    weight = StoredWeight(_of_floats(format), {"weight": bound["weight"], **parts})
     op, args, linear.kwargs = Matmul(bound["x"], weight, bound["bias"]).call()
     linear.target, linear.args = op.overload, tuple(args)

@@ -7,12 +7,15 @@ rows, grouped by expert, and a count per expert.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.formats import PARTS, find_format
+from ingot.ir.formats.stacked import quantize_stack
 from ingot.ir.ops.activations import gelu_mul, silu_mul
+from ingot.ir.ops.expert_weights import WEIGHTS, ExpertWeight, part_parameter, splits_of
 from ingot.ir.ops.registry import Sample, bytes_of, define, wide
 from ingot.ir.placements import Call, Fit, whole
 
@@ -48,29 +51,32 @@ def group_by_expert(chosen: torch.Tensor, num_experts: int) -> tuple[torch.Tenso
     return flat.argsort(stable=True), counts.scatter_add_(0, flat, torch.ones_like(flat))
 
 
-def _check(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    activation: str,
-) -> None:
-    num_experts, ffn, hidden = gate_up.shape[0], down.shape[-1], x.shape[-1]
-    if gate_up.shape != (num_experts, 2 * ffn, hidden) or down.shape != (num_experts, hidden, ffn):
+def _weights(bound: Mapping[str, Any]) -> tuple[ExpertWeight, ExpertWeight]:
+    """Return the weights of gate and up, and of down, from the arguments of a call by parameter name."""
+    gate_up, down = (
+        ExpertWeight.of(
+            name,
+            bound[f"{name}_format"],
+            bound[f"{name}_bias"],
+            tuple(bound[part_parameter(name, part)] for part in PARTS),
+        )
+        for name in WEIGHTS
+    )
+    return gate_up, down
+
+
+def _check(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, bound: Mapping[str, Any]) -> None:
+    gate_up, down = _weights(bound)
+    (num_experts, rows, columns), hidden = gate_up.shape, x.shape[-1]
+    ffn = down.shape[2]
+    if (rows, columns) != (2 * ffn, hidden) or down.shape != (num_experts, hidden, ffn):
         raise VerifyError(
             f"expert weights {list(gate_up.shape)} and {list(down.shape)}",
             expected=f"[E, 2F, D] and [E, D, F], with D = {hidden}",
         )
-    biases = {
-        "gate_up_bias": (gate_up_bias, [num_experts, 2 * ffn]),
-        "down_bias": (down_bias, [num_experts, hidden]),
-    }
-    for name, (bias, shape) in biases.items():
-        if bias is not None and list(bias.shape) != shape:
-            raise VerifyError(f"{name} is {list(bias.shape)}", expected=str(shape))
+    for one in (gate_up, down):
+        if one.bias is not None and tuple(one.bias.shape) != one.shape[:2]:
+            raise VerifyError(f"{one.name}_bias is {list(one.bias.shape)}", expected=str(list(one.shape[:2])))
     if chosen.dtype != torch.int32 or weights.shape != chosen.shape or chosen.shape[0] != x.shape[0]:
         raise VerifyError(
             f"weights {list(weights.shape)} and experts {chosen.dtype} {list(chosen.shape)}",
@@ -78,49 +84,38 @@ def _check(
         )
     if not 1 <= chosen.shape[1] <= num_experts:
         raise VerifyError(f"{chosen.shape[1]} experts for each token", expected=f"1 to {num_experts}")
+    activation = bound["activation"]
     if activation not in (*GATES, CLAMPED):
         raise VerifyError(
             f"activation '{activation:.80}'", where="ingot.experts", expected=", ".join((*GATES, CLAMPED))
         )
 
 
-def _fake(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    gate_up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    weigh_input: bool = False,
-) -> torch.Tensor:
-    _check(x, weights, chosen, gate_up, down, gate_up_bias, down_bias, activation)
+def _fake(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    bound = experts.bind((x, weights, chosen, *args), kwargs)
+    for one in _weights(bound):
+        one.check(x.dtype)
+    _check(x, weights, chosen, bound)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _flops(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *tensors: torch.Tensor, **_: object) -> int:
-    down = tensors[1]
-    return 6 * chosen.shape[1] * x.numel() * int(down.shape[2])  # gate, up and down, two operations a weight
+def _flops(*args: Any, **kwargs: Any) -> int:
+    bound = experts.bind(args, kwargs)
+    ffn = _weights(bound)[1].shape[2]
+    # Gate, up and down, two operations a weight.
+    return 6 * int(bound["chosen"].shape[1]) * int(bound["x"].numel()) * ffn
 
 
-def _traffic(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    *tensors: torch.Tensor | None,
-    **_: object,
-) -> int:
+def _traffic(*args: Any, **kwargs: Any) -> int:
     """Return the bytes that a call reads and writes.
 
     It assumes that the tokens choose as many different experts as possible. The weights of each of these are read once.
     """
-    given = [tensor for tensor in tensors if tensor is not None]
-    experts = min(given[0].shape[0], chosen.numel())
-    return 2 * bytes_of(x) + bytes_of(weights, chosen) + experts * bytes_of(*(tensor[:1] for tensor in given))
+    bound = experts.bind(args, kwargs)
+    matrices, chosen = _weights(bound), bound["chosen"]
+    different = min(matrices[0].shape[0], chosen.numel())
+    rows = 2 * bytes_of(bound["x"]) + bytes_of(bound["weights"], chosen)
+    return rows + int(different) * sum(one.expert_bytes for one in matrices)
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -136,8 +131,24 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         weights = torch.rand(tokens, top_k, generator=g).to(router_dtype)
         return x[:tokens], weights, order[:tokens, :top_k].clone(memory_format=torch.contiguous_format)
 
+    def stored(up: str, down: str, biased: bool, **options: Any) -> Sample:
+        """Return a call with weights in storage formats, of which each expert has its own scales."""
+        wide = torch.randn(6, 64, generator=g).to(dtype)
+        made = [
+            quantize_stack(torch.randn(4, *shape, generator=g) / 8, find_format(name))
+            for name, shape in ((up, (128, 64)), (down, (64, 64)))
+        ]
+        own = [one for parts in made for one in (parts.get(part) for part in PARTS[1:])]
+        biases = (randn(4, 128), randn(4, 64)) if biased else (None, None)
+        _, weights, chosen = routed(6, 2)
+        formats = {"gate_up_format": up, "down_format": down}
+        return Sample((wide, weights, chosen, *(one["weight"] for one in made), *biases, *own), {**options, **formats})
+
     # With one token most experts get none.
     return [
+        stored("mxfp4", "mxfp4", biased=True, activation=CLAMPED),
+        stored("int4_g32_asym", "int8", biased=False),
+        stored("int8_tensor", "int8_g32", biased=False),
         Sample((*routed(6, 2), *matrices)),
         Sample((*routed(6, 3), *matrices), {"activation": "gelu"}),
         Sample((*routed(6, 1), *matrices), {"activation": "gelu_tanh", "weigh_input": True}),
@@ -151,21 +162,17 @@ def _through(
     weights: torch.Tensor,
     order: torch.Tensor,
     counts: Sequence[int],
-    matrices: Sequence[torch.Tensor | None],
-    gate_of: Gate,
-    weigh_input: bool,
+    bound: Mapping[str, Any],
 ) -> torch.Tensor:
     """Run each token of x through its chosen experts, and return the weighted sums [T, D].
 
     weights       the weight of each choice [T, top_k]
     order         the choices (token * top_k + i) by expert. The first `counts[0]` of them belong to expert 0, the next
                   `counts[1]` to expert 1, and so on.
-    matrices      the experts' gate_up, down, and biases of both or None
-    gate_of       joins gate and up
-    weigh_input   whether the weights multiply the inputs of experts, and not their results
+    bound         the arguments of the call by parameter name
     """
-    gate_up, down, gate_up_bias, down_bias = matrices
-    assert gate_up is not None and down is not None
+    (gate_up, down), weigh_input = _weights(bound), bound["weigh_input"]
+    gate_of = _gate(bound["activation"], bound["limit"], bound["alpha"])
     rows = x[order // weights.shape[1]]
     if weigh_input:
         rows = (wide(rows) * weights.flatten()[order, None]).to(x.dtype)
@@ -174,9 +181,8 @@ def _through(
     for expert, count in enumerate(counts):
         if count:
             mine = slice(begin, begin + count)
-            biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-            gate, up = F.linear(rows[mine], gate_up[expert], biases[0]).chunk(2, -1)
-            made[mine] = F.linear(gate_of(gate, up), down[expert], biases[1])
+            gate, up = gate_up.linear(rows[mine], expert).chunk(2, -1)
+            made[mine] = down.linear(gate_of(gate, up), expert)
         begin += count
     by_choice = torch.empty_like(made)
     by_choice[order] = made
@@ -188,34 +194,23 @@ def _gate(activation: str, limit: float, alpha: float) -> Gate:
     return partial(clamped_swiglu, limit=limit, alpha=alpha) if activation == CLAMPED else GATES[activation]
 
 
-def _all_to_the_same(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    gate_up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    weigh_input: bool = False,
-) -> torch.Tensor:
+def _all_to_the_same(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Allocate the most memory that a call of `experts` can need. The memory planner measures it.
 
     The worst case is that all tokens choose the same experts. The result only has the right shape.
     """
-    order, _ = group_by_expert(chosen, gate_up.shape[0])
-    counts, matrices = [x.shape[0]] * chosen.shape[1], (gate_up, down, gate_up_bias, down_bias)
-    return _through(x, weights, order, counts, matrices, _gate(activation, limit, alpha), weigh_input)
+    bound = experts.bind(args, kwargs)
+    x, weights, chosen = bound["x"], bound["weights"], bound["chosen"]
+    order, _ = group_by_expert(chosen, _weights(bound)[0].shape[0])
+    return _through(x, weights, order, [x.shape[0]] * chosen.shape[1], bound)
 
 
 def _placement(call: Call) -> Fit:
     """The placement rule of `experts` on a mesh axis: each rank has a part of every expert's gate, up and down weights.
 
-    The result is then a partial sum: the sum over the ranks is still to be added. If the weights are not split, every
-    rank has all arguments whole.
+    The result is then a partial sum: the sum over the ranks is still to be added. Scales and zeros are split like the
+    elements. If the weights are not split, every rank has all arguments whole. So it is if the columns of down must
+    stay together.
     """
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)
@@ -223,11 +218,10 @@ def _placement(call: Call) -> Fit:
         raise VerifyError(
             "a bias of experts on partial sums is added once by each rank", expected="experts that are not split"
         )
-    size = call.size("down", 2)
-    assert isinstance(size, int)
-    halves = (size * call.parts,) * 2
-    biases = {"gate_up_bias": call.shard(1, halves)} if "gate_up_bias" in call.types else {}
-    return Fit({"gate_up": call.shard(1, halves), "down": call.shard(2), **biases}, call.partial)
+    needs = splits_of(call)
+    if needs is None:
+        return whole(call)
+    return Fit(needs, call.partial)
 
 
 @define(
@@ -249,11 +243,29 @@ def experts(
     down: torch.Tensor,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    gate_up_scales: torch.Tensor | None = None,
+    gate_up_zeros: torch.Tensor | None = None,
+    gate_up_offsets: torch.Tensor | None = None,
+    gate_up_outer: torch.Tensor | None = None,
+    gate_up_order: torch.Tensor | None = None,
+    gate_up_input_scale: torch.Tensor | None = None,
+    gate_up_rotation_in: torch.Tensor | None = None,
+    gate_up_rotation_out: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
+    down_zeros: torch.Tensor | None = None,
+    down_offsets: torch.Tensor | None = None,
+    down_outer: torch.Tensor | None = None,
+    down_order: torch.Tensor | None = None,
+    down_input_scale: torch.Tensor | None = None,
+    down_rotation_in: torch.Tensor | None = None,
+    down_rotation_out: torch.Tensor | None = None,
     *,
     activation: str = "silu",
     limit: float = 7.0,
     alpha: float = 1.702,
     weigh_input: bool = False,
+    gate_up_format: str = "plain",
+    down_format: str = "plain",
 ) -> torch.Tensor:
     """Run each token of x [T, D] through its chosen experts, and return the weighted sums [T, D].
 
@@ -261,12 +273,16 @@ def experts(
     `gate_up[e] @ x + gate_up_bias[e]`, the gate first, joins them, and computes `down[e] @ joined + down_bias[e]`.
     `gate_up` is [E, 2F, D], `down` [E, D, F], and biases are [E, 2F] and [E, D].
 
+    `gate_up_format` and `down_format` are the storage formats of the weights (`ingot.ir.formats`). The further tensors
+    are the parts that store them, each with the experts on its first axis. A matmul in a format other than "plain"
+    computes like `quant_linear`: it rounds its input as the format says.
+
     `activation` joins gate and up: "silu", "gelu" or "gelu_tanh" as in `silu_mul` and `gelu_mul`, or "clamped", the
     SwiGLU of GPT-OSS with its constants `limit` and `alpha`. With `weigh_input` the weights multiply the experts'
     inputs, and not their results, as in Llama 4. Each matmul is rounded to x's dtype, as in `linear`. The sum is
     rounded once.
     """
-    _check(x, weights, chosen, gate_up, down, gate_up_bias, down_bias, activation)
-    order, counts = group_by_expert(chosen, gate_up.shape[0])
-    matrices = (gate_up, down, gate_up_bias, down_bias)
-    return _through(x, weights, order, counts.tolist(), matrices, _gate(activation, limit, alpha), weigh_input)
+    bound = locals()  # the arguments by parameter name, as `Op.bind` gives them
+    _check(x, weights, chosen, bound)
+    order, counts = group_by_expert(chosen, _weights(bound)[0].shape[0])
+    return _through(x, weights, order, counts.tolist(), bound)

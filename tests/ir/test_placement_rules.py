@@ -149,7 +149,11 @@ WAYS: dict[str, set[str]] = {
     "cast": {"x:shard1"},
     "clamp": {"x:shard0", "x:shard1"},
     "concat": {"x:shard1 y:shard1", "x:shard2 y:shard2"},
-    "experts": {"gate_up:shard1 down:shard2"},
+    "experts": {
+        "gate_up:shard1 down:shard2",
+        "gate_up:shard1 down:shard2 gate_up_scales:shard1 gate_up_zeros:shard1",
+        "gate_up:shard1 down:shard2 down_scales:shard2 down_zeros:shard2",
+    },
     "gelu_mul": {"gate:shard1 up:shard1"},
     "head_linear": {"x:shard1 weight:shard0"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},

@@ -133,6 +133,9 @@ def _checked(call: Call) -> _Experts:
     for name in ("gate_up_bias", "down_bias"):
         bias = call.optional(name)
         call.want(bias is None or bias.strides == (static(bias, 1), 1), f"{name} is not contiguous")
+    for name in ("gate_up", "down"):
+        format = call.attributes[f"{name}_format"]
+        call.want(format == "plain", f"format {format}: no kernel for experts in it")
     gate_up, down = call.value("gate_up"), call.value("down")
     experts = static(gate_up, 0)
     call.want(experts <= _MOST_EXPERTS, f"{experts} experts, more than {_MOST_EXPERTS}")

@@ -95,7 +95,8 @@ def make_schedule(
     }
     values: dict[str, Value | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
     values |= {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-    attributes = {"activation": mixture.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False}
+    formats = {"gate_up_format": "plain", "down_format": "plain"}
+    attributes = {"activation": mixture.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False, **formats}
     call = Call("experts", values, attributes, (types["x"],))
     return schedule, lower_experts(call, schedule, block)[0]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from ingot import compile_model
+from ingot import compile_model, open_artifact
 from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.formats import find_format
 from ingot.ir.numerics.harness import teacher_forced
@@ -166,6 +166,8 @@ def test_gpt_oss_with_mxfp4_experts_computes_what_its_floats_compute(tmp_path: P
         artifact = tmp_path / f"{folder.name}.ingot"
         compile_model(folder, artifact, backend="reference", max_seq_len=64, max_batch=2, max_tokens=64)
         loaded = load_artifact(artifact, num_pages=8)
+        if folder == quantized:
+            assert open_artifact(artifact).trace["adopt-quantized"].matches == 2
 
         def run(inputs: Any, loaded: Any = loaded) -> dict[str, torch.Tensor]:
             outputs: dict[str, torch.Tensor] = loaded.executor.launch(inputs).outputs

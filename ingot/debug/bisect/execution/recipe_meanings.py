@@ -264,6 +264,12 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):
         return f"it has the results {', '.join(results)}, expected {', '.join(format.parts)}"
+    if args[0].dim() == 3:  # a stack of matrices, each quantized by itself
+        if wrong := [part for part, one in results.items() if len(one) != len(args[0])]:
+            return f"{wrong[0]}: {len(results[wrong[0]])} matrices, expected {len(args[0])}"
+        own = ({part: one[index] for part, one in results.items()} for index in range(len(args[0])))
+        checked = zip(args[0], own, strict=True)
+        return next((found for matrix, parts in checked if (found := _quantize([matrix], attrs, parts))), None)
     wanted = _double(args[0])
     for part, value_type in format.types(wanted.shape, args[0].dtype).items():
         if problem := value_type.mismatch(results[part].contiguous()):

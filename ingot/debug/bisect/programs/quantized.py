@@ -6,8 +6,12 @@ from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.observe import Tensors, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.schedule import Step, is_cached
-from ingot.ir import ops
-from ingot.ir.numerics.quantized_weights import weight_breaches, with_originals, with_rounded_weights
+from ingot.ir.numerics.quantized_weights import (
+    has_quantized_weights,
+    weight_breaches,
+    with_originals,
+    with_rounded_weights,
+)
 from ingot.ir.program import Program
 
 
@@ -35,9 +39,9 @@ def broken_quantization(params: Params, before: Program, after: Program, steps: 
     """Check the accuracy of a lossy pass. Return what is wrong, in words.
 
     Return None if the storage formats of the weights explain all errors of its program `after`. `steps` is a list of
-    one step with all tokens. A pass that quantizes no linear is not checked, nor a pass over a program with caches.
+    one step with all tokens. A pass that quantizes no weight is not checked, nor a pass over a program with caches.
     """
-    if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
+    if is_cached(before) or not has_quantized_weights(after):
         return None
     if wrong := wrong_weight(params, before, after):
         return f"{wrong[0]}: {wrong[1]}"
