@@ -106,12 +106,17 @@ BACKENDS: dict[str, BackendEntry] = {
         },
         library=_late("cpu.load:load_library"),
     ),
-    # A mesh of GPUs needs another such entry, for "cuda", with the collectives of NCCL.
     "gloo": BackendEntry(
         emit={"cpu": _emit("gloo.emit:Gloo")},
         costs={"": ClaimCost(0.1, "no other backend computes collectives")},
         collectives=_late("gloo.load:collectives"),
         connect=_late("gloo.load:GlooCommunicator"),
+    ),
+    "nccl": BackendEntry(
+        emit={"cuda": _emit("nccl.emit:NcclBackend")},
+        costs={"": ClaimCost(0.1, "no other backend computes collectives")},
+        collectives=_late("nccl.load:collectives"),
+        connect=_late("nccl.communicator:NcclCommunicator"),
     ),
     "reference": BackendEntry(
         emit={device: _emit("reference.emit:Reference", asked="reference") for device in ("cpu", "cuda")},
@@ -160,9 +165,6 @@ def choices(device: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def collective_backend(device: str) -> str | None:
-    """Return the name of the backend that connects the ranks of a mesh of devices ("cpu" or "cuda").
-
-    None if no backend does.
-    """
-    return next((name for name, one in BACKENDS.items() if one.connect is not None and device in one.emit), None)
+def collective_backend(device: str) -> str:
+    """Return the name of the backend that connects the ranks of a mesh of devices ("cpu" or "cuda")."""
+    return next(name for name, one in BACKENDS.items() if one.connect is not None and device in one.emit)

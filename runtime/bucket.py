@@ -237,7 +237,11 @@ class Bucket:
 
 
 def bound_buckets(
-    plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
+    plan: Plan,
+    resident: Mapping[str, torch.Tensor],
+    executables: Executables,
+    libraries: Libraries,
+    kind: Callable[..., Bucket] = Bucket,
 ) -> list[Bucket]:
     """Return the plan's bucket classes, ready to run, in the plan's order. A bucket class is a range of step sizes with
     one compiled plan.
@@ -245,9 +249,10 @@ def bound_buckets(
     resident      the weights and states, by name. States are tensors that are kept between steps, such as KV caches
     executables   the compiled functions, by executable id. Each computes one call, or several fused calls
     libraries     the kernel libraries: backend name -> op name -> function
+    kind          what makes each, with the arguments of `Bucket`
     """
     return [
-        Bucket(
+        kind(
             bucket,
             resident=resident,
             inputs=plan.inputs,

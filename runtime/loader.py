@@ -178,7 +178,14 @@ def load_artifact(
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
     mesh = mesh_of(artifact.manifest) if all_ranks else ONE_DEVICE
-    leader = start_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states) if mesh else None
+    leader = None
+    if mesh:
+        if capture == "idle":
+            # Ranks capture together. Each decides alone what a step needs, but only rank 0 knows when it is idle.
+            capture = "need"
+        if (device := torch.device(this_machine(artifact.manifest).device)).type == "cuda":
+            _start(device, phases, early)  # the free memory is asked for in the context
+        leader = start_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states, capture=capture)
     try:
         loaded = bind(
             artifact,
@@ -252,7 +259,7 @@ def bind(
             room = find_room([plans], limits, memory_here, num_pages, memory, keep_states=keep_states)
         sizes = {"R": limits.max_batch, "S": room.slots}
         if device.type == "cuda":
-            copy = WeightCopy(artifact, context, threads=threads, verify=verify)
+            copy = WeightCopy(artifact, context, names=_needed(plans, context), threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
         else:
             params, weights = (
@@ -275,7 +282,8 @@ def bind(
         with phases.phase("bind"):
             runs: Callable[..., Executor] = partial(CpuExecutor, line=StageLine.of(context), threads=seat.threads)
             if device.type == "cuda":
-                runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging())
+                stages = _stages(artifact) if seat.mesh else ()
+                runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging(), stages=stages)
             libraries |= _collectives(plans, context)
             executors = {
                 entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
@@ -331,8 +339,12 @@ def _timed(phases: Phases, phase: str, work: Callable[[], dict[str, torch.Tensor
 def _map(
     artifact: Artifact, context: LoadContext, plans: Plans, threads: int | None, verify: bool
 ) -> dict[str, torch.Tensor]:
-    names = {name for plan in plans.plans.values() for name in plan.params} if context.mesh else None
-    return map_weights(artifact, context.rank, names=names, verify=verify, threads=threads)
+    return map_weights(artifact, context.rank, names=_needed(plans, context), verify=verify, threads=threads)
+
+
+def _needed(plans: Plans, context: LoadContext) -> set[str] | None:
+    """Return the names of the weights that this rank needs; None: all, without a mesh."""
+    return {name for plan in plans.plans.values() for name in plan.params} if context.mesh else None
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
@@ -358,6 +370,12 @@ def _plans(artifact: Artifact, seat: Seat) -> Plans:
     plans = file.of(seat.rank.index)
     check_plans(plans)
     return plans
+
+
+def _stages(artifact: Artifact) -> tuple[Plan, ...]:
+    """Return the plans of all pipeline stages; empty without stages."""
+    positions = read_plan_file(artifact).positions.values()
+    return tuple(one.plans["main"] for one in positions) if len(positions) > 1 else ()
 
 
 def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:

@@ -14,17 +14,18 @@ from ingot.runtime.bucket import Bucket
 class StageLine:
     """Moves values between this rank and the same rank of other stages.
 
-    ranks   connects them, in the order of stages
+    ranks    connects them, in the order of stages
+    device   the device of the values
     """
 
-    def __init__(self, ranks: Communicator) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Communicator, device: torch.device) -> None:
+        self._ranks, self._device = ranks, device
 
     @staticmethod
     def of(context: LoadContext) -> "StageLine | None":
         """Return the line of a loaded rank; None on a mesh without stages."""
         found = context.communicators.get(STAGES)
-        return None if found is None else StageLine(found)
+        return None if found is None else StageLine(found, context.device)
 
     @property
     def most_begun(self) -> int:
@@ -41,10 +42,11 @@ class StageLine:
             if (one.stage > self._ranks.place) is late:
                 value_type = parse_type(bucket.plan.values[one.name].type)
                 shape = value_type.bind(sizes)
-                value = torch.empty(shape, dtype=value_type.dtype)
+                value = torch.empty(shape, dtype=value_type.dtype, device=self._device)
                 self._ranks.receive(value, one.stage)
                 if value_type.strides is not None:  # a view of something larger, on the stage that sent it
-                    value = torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype).copy_(value)
+                    laid_out = torch.empty_strided(shape, value_type.strides, dtype=value.dtype, device=self._device)
+                    value = laid_out.copy_(value)
                 bucket.set_value(one.name, value)
 
     def send(self, bucket: Bucket, *, late: bool) -> None:

@@ -199,7 +199,12 @@ class StepInputs(dict[str, torch.Tensor]):
     def ends_late(self) -> bool:
         """Whether the ending of the step (such as sampling) must wait for the tokens of the step before: for late
         inputs, or for masks of grammars."""
-        return bool(self.masked or self.layout.late) and not self.prepared
+        return bool(self.waits_for_masks or self.layout.late) and not self.prepared
+
+    @property
+    def waits_for_masks(self) -> bool:
+        """Whether the ending of the step takes masks of grammars, which the host writes before it."""
+        return bool(self.masked)
 
     @property
     def uses_adapters(self) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from ingot.ir.errors import BackendError, InternalError, RankError
+from ingot.backends.collectives import along, sum_in_order, take_part, vocab_embedding
+from ingot.ir.errors import BackendError, RankError
 from ingot.ir.machine.load_context import Communicator, LoadContext
-from ingot.ir.ops.registry import wide
 
 # Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
 _TIMEOUT = timedelta(hours=24)
@@ -92,8 +92,8 @@ def collectives(context: LoadContext) -> Mapping[str, Callable[..., Any]]:
             ("all_reduce", _all_reduce),
             ("all_gather", _all_gather),
             ("reduce_scatter", _reduce_scatter),
-            ("take_part", _take_part),
-            ("vocab_embedding", _vocab_embedding),
+            ("take_part", take_part),
+            ("vocab_embedding", vocab_embedding),
         )
     }
 
@@ -101,42 +101,14 @@ def collectives(context: LoadContext) -> Mapping[str, Callable[..., Any]]:
 Communicators = Mapping[str, Communicator]
 
 
-def _along(communicators: Communicators, axis: str) -> Communicator:
-    found = communicators.get(axis)
-    if found is None:
-        raise InternalError(f"no ranks are connected along the axis '{axis}'", expected=", ".join(communicators))
-    return found
-
-
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Add up tensors in order, in float32 or wider, and round the sum only. All ranks then have the same bits."""
-    total = wide(parts[0])
-    for part in parts[1:]:
-        total = total + wide(part)
-    return total.to(parts[0].dtype)
-
-
 def _all_reduce(communicators: Communicators, x: torch.Tensor, *, axis: str) -> torch.Tensor:
-    return _sum(_along(communicators, axis).gather(x))
+    return sum_in_order(along(communicators, axis).gather(x))
 
 
 def _all_gather(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    return torch.cat(_along(communicators, axis).gather(x), dim)
+    return torch.cat(along(communicators, axis).gather(x), dim)
 
 
 def _reduce_scatter(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    ranks = _along(communicators, axis)
-    return _sum([one.chunk(parts, dim)[ranks.place] for one in ranks.gather(x)]).contiguous()
-
-
-def _take_part(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    return x.chunk(parts, dim)[_along(communicators, axis).place].clone(memory_format=torch.contiguous_format)
-
-
-def _vocab_embedding(
-    communicators: Communicators, tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int
-) -> torch.Tensor:
-    local = tokens.long() - _along(communicators, axis).place * weight.shape[0]
-    mine = (local >= 0) & (local < weight.shape[0])
-    rows = weight.index_select(0, torch.where(mine, local, 0))
-    return rows.masked_fill_(~mine[:, None], 0)
+    ranks = along(communicators, axis)
+    return sum_in_order([one.chunk(parts, dim)[ranks.place] for one in ranks.gather(x)]).contiguous()

@@ -9,7 +9,6 @@ import torch
 from markdown_table import table
 
 from ingot.backends.inductor.emit_cuda import InductorCuda
-from ingot.backends.table import collective_backend
 from ingot.compile.competing import competing
 from ingot.compile.op_claims import one_call_of_each
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
@@ -104,8 +103,7 @@ def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
     """Return by op the backends of a target that claim a call of it, with the steps if not all."""
     _, calls = one_call_of_each(OPS, dtype)
     found: dict[str, list[str]] = {op: [] for op in calls}
-    mesh = {"tp": 2} if collective_backend(target.device) else {}
-    for backend in map(_anywhere, competing("auto", target, mesh)):
+    for backend in map(_anywhere, competing("auto", target, {"tp": 2})):
         name = backend.name
         claims = {
             op: [size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)]

@@ -10,7 +10,7 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.errors import OptionError, TargetError, UserBackendError
 from ingot.ir.machine.target import Target
-from ingot.ir.mesh import ONE_DEVICE, mesh_text, within_stage
+from ingot.ir.mesh import ONE_DEVICE, within_stage
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
     follow after commas, as in "auto,onnx"; they compete too. With "auto", the backends of other packages compete. For a
     `mesh` of several devices, the backend that computes collectives between them is one more.
 
-    Raises OptionError for an unknown name, or if no backend computes collectives for the target. Raises TargetError if
-    a named backend cannot compile for the target on this machine, and UserBackendError if it is of another package and
-    cannot be used.
+    Raises OptionError for an unknown name. Raises TargetError if a named backend cannot compile for the target on this
+    machine, and UserBackendError if it is of another package and cannot be used.
     """
     first, *others = [one.strip() for one in choice.split(",")]
     known = choices(target.device)
@@ -65,19 +64,11 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
 
 
 def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the name of the backend that computes collectives, if `mesh` has several devices.
+    """Return the name of the backend that computes collectives, if ranks of `mesh` have parts of one layer.
 
-    Raises OptionError if no backend does so for the target.
+    Stages send values between calls, and need no collective.
     """
-    if not mesh:
-        return ()
-    if (name := collective_backend(target.device)) is None:
-        raise OptionError(
-            f"the mesh {mesh_text(mesh)} for the target {target.name}",
-            expected="a mesh of CPU processes: the collectives of GPUs (NCCL) are not built yet",
-            hint="compile with --target cpu, or without --mesh",
-        )
-    return (name,) if within_stage(mesh) else ()  # stages send values between calls, and need no collective
+    return (collective_backend(target.device),) if within_stage(mesh) else ()
 
 
 def _of_packages(device: str, leader: str) -> tuple[dict[str, Backend], dict[str, str]]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from ingot.ir.artifact.manifest_file import mesh_in
 from ingot.ir.errors import IngotError, OptionError, RequestError
+from ingot.ir.mesh import parse_mesh, world_size
 from ingot.runtime.adapters.lora_request import LoRARequest
 from ingot.runtime.beam_search_params import BeamSearchParams
 from ingot.runtime.beams import BeamSearch, BeamSearchOutput, check_room
@@ -280,7 +282,8 @@ def make_engine(
     """
     if replicas == 1:
         return EngineClient(model.artifact, options, limits, adapters)
-    places = find_places(replicas, model.device)
+    ranks = world_size(parse_mesh(mesh_in(model.artifact)))
+    places = find_places(replicas, model.device, ranks)
     return Replicas(model.artifact, options, limits, places, model.page_size, adapters)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,41 @@ def find_gpu() -> Gpu:
     Raises TargetError with the reason if no GPU can be used. The result is cached for the process, because the search
     is slow.
     """
+    return _gpu(_driver(), 0)
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """Return the facts of all GPUs that this process can use, in their order. Raises TargetError if there is none."""
+    driver = _driver()
+    return tuple(_gpu(driver, index) for index in range(_number(driver, "cuDeviceGetCount")))
+
+
+def reaches(first: int, second: int) -> bool:
+    """Return whether one GPU can access another one's memory. Both are indices of visible GPUs."""
+    driver = _driver()
+    places = (_number(driver, "cuDeviceGet", index) for index in (first, second))
+    return bool(_number(driver, "cuDeviceCanAccessPeer", *places))
+
+
+class _NvmlMemory(ctypes.Structure):
+    """nvmlMemory_t in nvml.h, in bytes."""
+
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+
+
+def free_memory(index: int) -> int | None:
+    """Return the bytes that are free on a visible GPU, without a context on it; None if NVML cannot say it."""
+    driver = _driver()
+    found = _NvmlMemory()
+    with _nvml(driver, _number(driver, "cuDeviceGet", index)) as opened:
+        if opened is None:
+            return None
+        nvml, handle = opened
+        return int(found.free) if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) == 0 else None
+
+
+def _driver() -> Any:
+    """Load the driver and initialize it. Raises TargetError if there is none, or no torch that could use it."""
     try:
         driver: Any = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -30,7 +66,12 @@ def find_gpu() -> Gpu:
     if torch.version.cuda is None:
         raise _none(f"torch {torch.__version__} is built without CUDA", "install a build of torch with CUDA")
     _call(driver, "cuInit", 0)
-    device = _number(driver, "cuDeviceGet", 0)
+    return driver
+
+
+def _gpu(driver: Any, index: int) -> Gpu:
+    """Return the facts of the visible GPU with this index."""
+    device = _number(driver, "cuDeviceGet", index)
 
     def attribute(which: int) -> int:
         return _number(driver, "cuDeviceGetAttribute", which, device)
@@ -73,22 +114,34 @@ def _number(driver: Any, function: str, *arguments: Any) -> int:
     return found.value
 
 
-def _has_links(driver: Any, device: int) -> bool:
-    """Return whether a GPU has an active NVLink, by NVIDIA's management library. False if the library is missing."""
+@contextlib.contextmanager
+def _nvml(driver: Any, device: int) -> Iterator[tuple[Any, ctypes.c_void_p] | None]:
+    """Open NVIDIA's management library, and yield it with its handle of a GPU; None if the library is missing."""
     bus = ctypes.create_string_buffer(32)
     _call(driver, "cuDeviceGetPCIBusId", bus, len(bus), device)
-    with contextlib.suppress(OSError):
+    try:
         nvml: Any = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2():
+    except OSError:
+        yield None
+        return
+    if nvml.nvmlInit_v2():
+        yield None
+        return
+    try:
+        handle = ctypes.c_void_p()
+        yield None if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle)) else (nvml, handle)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _has_links(driver: Any, device: int) -> bool:
+    """Return whether a GPU has an active NVLink, by NVIDIA's management library. False if the library is missing."""
+    with _nvml(driver, device) as opened:
+        if opened is None:
             return False
-        try:
-            handle, state = ctypes.c_void_p(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle)):
-                return False
-            return any(
-                nvml.nvmlDeviceGetNvLinkState(handle, link, ctypes.byref(state)) == 0 and state.value == _ENABLED
-                for link in range(_MOST_LINKS)
-            )
-        finally:
-            nvml.nvmlShutdown()
-    return False
+        nvml, handle = opened
+        state = ctypes.c_int()
+        return any(
+            nvml.nvmlDeviceGetNvLinkState(handle, link, ctypes.byref(state)) == 0 and state.value == _ENABLED
+            for link in range(_MOST_LINKS)
+        )

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# The variable that names the GPUs which a process may use (CUDA C++ Programming Guide, "CUDA Environment Variables").
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -137,3 +140,14 @@ def matmul_rate(gpu: Gpu, dtype: str) -> float:
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]
     return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores
+
+
+def visible_gpus(count: int, variable: str | None) -> list[str]:
+    """Return the names of the GPUs that this process can use, as CUDA_VISIBLE_DEVICES takes them.
+
+    count      the number of them, from the driver
+    variable   the value of CUDA_VISIBLE_DEVICES; None: it is not set
+    """
+    if variable is None:
+        return [str(index) for index in range(count)]
+    return [name.strip() for name in variable.split(",")][:count]  # the driver ignores all after a name that is wrong

@@ -47,11 +47,24 @@ class Communicator(Protocol):
     place   this rank's index on the axis
     size    the number of ranks on the axis
 
-    All methods raise RankError if another rank is gone.
+    On a GPU, calls enqueue work on torch's current stream, and do not wait for it. All methods raise RankError if
+    another rank is gone.
     """
 
     place: int
     size: int
+
+    @property
+    def alive(self) -> bool:
+        """Return whether `abort` was not called yet."""
+        return True
+
+    def abort(self) -> None:
+        """End the calls that wait for other ranks, in the host and on the device. Later calls raise RankError.
+
+        Any thread may call it, when a rank is gone. Connections that break with the processes of their ranks need
+        nothing.
+        """
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return `x` of each rank, in their order. It has the same shape and dtype on all ranks."""

@@ -2,15 +2,16 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.cache.groups import table_groups
-from ingot.ir.errors import InternalError, OptionError, StepMemoryError
+from ingot.ir.errors import InternalError, OptionError, RankError, StepMemoryError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
@@ -20,12 +21,14 @@ from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
 from ingot.runtime.cuda.graphs.memory import GraphMemory
-from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
+from ingot.runtime.cuda.graphs.sizes import captured_together, decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.cuda.staged_bucket import StagedBucket
 from ingot.runtime.edited_rows import write_edits, write_masks
 from ingot.runtime.executor import Captured, Executor, StepHandle
 from ingot.runtime.late_step import LateStep
+from ingot.runtime.stage_line import StageLine, check_line
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
@@ -55,6 +58,7 @@ class CudaExecutor(Executor):
     capture   when to capture CUDA graphs; "none": launch all steps instruction by instruction
     strict    for debugging: make two checks before each replay of a graph. All tensors must be at the captured
               addresses. No caller may still hold an output that the replay overwrites
+    stages    the plans of all pipeline stages; empty without stages. All capture graphs of the same sizes
     """
 
     def __init__(
@@ -69,7 +73,10 @@ class CudaExecutor(Executor):
         *,
         capture: Capture = "need",
         strict: bool = False,
+        stages: Sequence[Plan] = (),
     ) -> None:
+        line = StageLine.of(context)
+        check_line(line, plan.stage is not None)
         self.plan = plan
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
@@ -80,10 +87,11 @@ class CudaExecutor(Executor):
         self.device = context.device
         self._stream = context.stream
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nothing writes into it
-        self._buckets = bound_buckets(plan, resident, executables, libraries)
-        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
+        kind = Bucket if line is None else partial(StagedBucket, line=line)
+        self._buckets = bound_buckets(plan, resident, executables, libraries, kind)
+        decode, prompts = ({}, {}) if capture == "none" else _graph_steps(plan, stages)
         self._layout, self._step_outputs = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
-        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
+        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict, check=partial(_check_ranks, context))
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan], apart: bool) -> Graphs:
@@ -169,7 +177,7 @@ class CudaExecutor(Executor):
             raise StepMemoryError(
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
             ) from error
-        if not (isinstance(inputs, StepInputs) and inputs.masked):
+        if not (isinstance(inputs, StepInputs) and inputs.waits_for_masks):
             return handle
         self._masked = True
 
@@ -183,7 +191,7 @@ class CudaExecutor(Executor):
 
     def _kinds(self, inputs: Mapping[str, torch.Tensor]) -> "GraphKinds":
         """Return the graphs for steps with these inputs."""
-        return self._apart if isinstance(inputs, StepInputs) and inputs.masked else self._whole
+        return self._apart if isinstance(inputs, StepInputs) and inputs.waits_for_masks else self._whole
 
     def _execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
@@ -228,6 +236,8 @@ class CudaExecutor(Executor):
         if (bucket := self._by_name.get(decided.bucket)) is None:
             raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=", ".join(self._by_name))
         sizes = step_sizes(self.inputs, inputs, self.sizes)
+        if isinstance(inputs, StepInputs):
+            sizes = {**asdict(inputs.sizes), **sizes}  # a stage may lack the inputs that show them
         given = None
         if step is None or padded is None:
             sent = self._sent(inputs)
@@ -368,3 +378,19 @@ class CudaExecutor(Executor):
         else:
             return None
         return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)
+
+
+def _graph_steps(plan: Plan, stages: Sequence[Plan]) -> tuple[dict[StepSizes, BucketPlan], dict[StepSizes, BucketPlan]]:
+    """Return the decode steps and the prompt steps that can be captured as CUDA graphs: sizes -> instructions.
+
+    `stages` are the plans of all pipeline stages, which capture the same sizes.
+    """
+    gpu = find_gpu()
+    decode = captured_together(decode_steps(plan), map(decode_steps, stages))
+    return decode, captured_together(prompt_steps(plan, gpu), [prompt_steps(one, gpu) for one in stages])
+
+
+def _check_ranks(context: LoadContext) -> None:
+    """Raise RankError if the connections to other ranks have ended: kernels that use them must not be launched."""
+    if not all(one.alive for one in context.communicators.values()):
+        raise RankError("the connection to the other ranks was ended, because one of them is gone")

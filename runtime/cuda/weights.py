@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -38,6 +38,7 @@ class WeightCopy:
 
     context   the GPU, its allocator, and the rank (this device, if there are several). Of a sharded weight, only the
               shard of the rank is copied
+    names     the weights that the rank needs, on a mesh; None: all
     verify    compare the digests of the copied bytes with the manifest
     threads   number of threads that read, hash and copy; default: one per core that this process may use, at most 16
 
@@ -50,12 +51,15 @@ class WeightCopy:
         artifact: Artifact,
         context: LoadContext,
         *,
+        names: Collection[str] | None = None,
         verify: bool = True,
         threads: int | None = None,
     ) -> None:
         self._artifact, self._device, self._verify = artifact, context.device, verify
         self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         places = weight_places(artifact, context.rank)
+        if names is not None:
+            places = {name: place for name, place in places.items() if name in names}
         self._files = files_of(artifact, places, context.rank)
         self._layouts = {
             file: _layout([place for place in places.values() if place.file == file]) for file in self._files

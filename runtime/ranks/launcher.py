@@ -3,12 +3,49 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
+
+import torch
 
 from ingot.runtime.executor import SampledStep, StepHandle, StepLauncher
 from ingot.runtime.late_step import LateStep
+from ingot.runtime.logprobs import StepLogprobs
 from ingot.runtime.ranks.leader import Leader
 from ingot.runtime.round import Round
 from ingot.runtime.step import StepInputs
+
+T = TypeVar("T")
+
+
+class MeshStep:
+    """The handle of a launched step of a mesh. Reading its results raises RankError if a rank is gone.
+
+    On a GPU, a step waits for the other ranks after its launch. A fault ends it, with results that mean nothing.
+    """
+
+    def __init__(self, own: SampledStep, leader: Leader) -> None:
+        self._own, self._leader = own, leader
+
+    def finish(self) -> None:
+        self._own.finish()
+
+    def tokens(self) -> list[int]:
+        return self._read(self._own.tokens)
+
+    def rejected(self) -> list[int]:
+        return self._read(self._own.rejected)
+
+    def logprobs(self) -> StepLogprobs:
+        return self._read(self._own.logprobs)
+
+    def vectors(self) -> torch.Tensor:
+        return self._read(self._own.vectors)
+
+    def _read(self, read: Callable[[], T]) -> T:
+        with self._leader.together():
+            found = read()
+        self._leader.check()
+        return found
 
 
 class MeshLauncher(StepLauncher):
@@ -38,9 +75,9 @@ class MeshLauncher(StepLauncher):
             handle = self._own.launch(inputs)
         if self._stages > 1:
             self._not_ended.append(_StagedStep(handle, self._end))
-            return self._not_ended[-1]
+            return MeshStep(self._not_ended[-1], self._leader)
         if not inputs.ends_late:
-            return handle
+            return MeshStep(handle, self._leader)
 
         def end() -> StepHandle:
             self._leader.post_late(inputs)
@@ -48,7 +85,7 @@ class MeshLauncher(StepLauncher):
                 handle.finish()
             return handle  # type: ignore[return-value]  # a LateStep, which is a StepHandle too
 
-        return LateStep("mesh", end)
+        return MeshStep(LateStep("mesh", end), self._leader)
 
     def _end(self, step: "_StagedStep") -> None:
         """Run the endings of the steps up to this one on all ranks, in the order of their launches."""

@@ -11,17 +11,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import STAGES, Mesh, Rank, ranks
+from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
@@ -64,6 +66,23 @@ class _Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@dataclass
+class _OnFault:
+    """The calls of the thread that watches, when it has found a fault.
+
+    call        the call of the engine, which then raises the fault
+    connected   the connections of rank 0, by mesh axis. On GPUs, kernels wait in them until they are aborted
+    """
+
+    call: Callable[[], None] = lambda: None
+    connected: Mapping[str, Communicator] = field(default_factory=dict)
+
+    def __call__(self) -> None:
+        self.call()
+        for communicator in self.connected.values():
+            communicator.abort()
+
+
 class Leader:
     """Rank 0 of a mesh. The constructor starts the processes of the other ranks, which load their parts at once.
 
@@ -74,10 +93,21 @@ class Leader:
     slots      how steps are written to shared memory
     plans      (attribute) the plans of all ranks together, for the scheduler
     threads    the number of threads that each rank computes with
+    capture    when every rank captures CUDA graphs
+    variables  the environment variables of each rank's process, such as its GPU
     """
 
     def __init__(
-        self, artifact: Path, mesh: Mesh, backend: str, room: Room, slots: StepSlots, plans: Plans, threads: int
+        self,
+        artifact: Path,
+        mesh: Mesh,
+        backend: str,
+        room: Room,
+        slots: StepSlots,
+        plans: Plans,
+        threads: int,
+        capture: Capture,
+        variables: Sequence[Mapping[str, str]],
     ) -> None:
         self._all, self.plans = ranks(mesh), plans
         self._area = SharedArea(len(self._all), slots.words, stages=mesh.get(STAGES, 1))
@@ -90,6 +120,7 @@ class Leader:
             "room": room_json(room),
             "slot_words": slots.words,
             "threads": threads,
+            "capture": capture,
             "folder": str(folder),
         }
         (folder / "spec.json").write_text(json.dumps(spec))
@@ -98,13 +129,15 @@ class Leader:
         self.close = weakref.finalize(self, self._processes.end)
         try:
             for rank in self._all[1:]:
-                self._start(rank, folder / "spec.json", threads)
+                own = {"OMP_NUM_THREADS": str(threads), **variables[rank.index]}
+                self._start(rank, folder / "spec.json", own)
         except OSError as error:
             self.close()
             raise RankError(f"a process of the mesh does not start: {error}") from error
         finally:
             os.close(self._area.fd)  # the others have it
         self._watch = RankWatch(self._area, self._all, self._processes.children)
+        self._faulted = self._watch.on_fault = _OnFault()
         self._processes.watch = self._watch
         self._given = folder, backend, mesh, room, threads
 
@@ -123,7 +156,7 @@ class Leader:
         """The process id of each other rank, by its index."""
         return {rank: child.pid for rank, child in self._processes.children.items()}
 
-    def _start(self, rank: Rank, spec: Path, threads: int) -> None:
+    def _start(self, rank: Rank, spec: Path, variables: Mapping[str, str]) -> None:
         read, write = os.pipe()
         command = [sys.executable, "-m", "ingot.runtime.ranks.worker"]
         arguments = [str(spec), str(rank.index), str(self._area.fd), str(read)]
@@ -134,7 +167,7 @@ class Leader:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(self._area.fd, read),
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, **variables},
                 start_new_session=True,  # Ctrl-C reaches only rank 0
             )
         finally:
@@ -142,11 +175,19 @@ class Leader:
 
     def _connect(self, folder: Path, backend: str, mesh: Mesh) -> Mapping[str, Communicator]:
         """Connect with the other ranks. If one of them ends first, the connecting thread goes on alone."""
-        pool = ThreadPoolExecutor(1, "connect")
-        connected = pool.submit(connections, folder, backend, mesh, self._all[0])
-        pool.shutdown(wait=False)
+        connected: Future[Mapping[str, Communicator]] = Future()
+
+        def connect() -> None:
+            try:
+                connected.set_result(connections(folder, backend, mesh, self._all[0]))
+            except BaseException as error:
+                connected.set_exception(error)
+
+        # A daemon: the process must be able to exit while the thread waits for a rank that is gone.
+        threading.Thread(target=connect, name="connect", daemon=True).start()
         self._wait_until(connected.done)
-        return connected.result()
+        self._faulted.connected = connected.result()
+        return self._faulted.connected
 
     def wait_until_ready(self) -> None:
         """Wait until all ranks have loaded their parts. Raises RankError if one of them fails."""
@@ -165,7 +206,7 @@ class Leader:
 
     def on_fault(self, call: Callable[[], None]) -> None:
         """Let the thread that watches call `call` when it has found a fault."""
-        self._watch.on_fault = call
+        self._faulted.call = call
         if self._watch.fault is not None:
             call()
 
@@ -209,7 +250,7 @@ class Leader:
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the fault of another rank that has caused `error`, or `error` itself. All ranks have ended then."""
-        if isinstance(error, IngotError | OSError):
+        if isinstance(error, IngotError | OSError | RuntimeError):  # RuntimeError: of CUDA, through torch
             self._watch.wait(_CAUSE_SECONDS)
         if self._watch.fault is not None:
             return self._watch.fault

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.table import BACKENDS, collective_backend
+from ingot.backends.table import BACKENDS
 from ingot.ir.cache.scratch_pages import Scratch
-from ingot.ir.errors import TargetError
 from ingot.ir.machine.load_context import Communicator
-from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, groups, mesh_text, ranks
+from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, groups, ranks
 from ingot.runtime.room import Room
 
 
@@ -36,21 +35,6 @@ class Seat:
 ALONE = Seat(_RANK, ONE_DEVICE)
 
 
-def check_connects(mesh: Mesh, device: str) -> str:
-    """Return the name of the backend that connects the ranks of a mesh of devices ("cpu" or "cuda").
-
-    Raises TargetError if none does.
-    """
-    name = collective_backend(device)
-    if name is None:
-        raise TargetError(
-            f"the artifact was compiled for a mesh of GPUs ({mesh_text(mesh)})",
-            expected="a mesh of CPU processes: the collectives of GPUs (NCCL) are not built yet",
-            hint="compile the model for one GPU, without a mesh, or for CPUs with --target cpu",
-        )
-    return name
-
-
 def connections(folder: Path, backend: str, mesh: Mesh, rank: Rank) -> dict[str, Communicator]:
     """Connect this rank with the others, and return the connections by mesh axis. All ranks must call this.
 
@@ -58,7 +42,7 @@ def connections(folder: Path, backend: str, mesh: Mesh, rank: Rank) -> dict[str,
     backend  the backend that connects them
     """
     connect = BACKENDS[backend].connect
-    assert connect is not None  # `check_connects` returned the name
+    assert connect is not None  # `collective_backend` returned the name
     found = {}
     for axis, place, size in rank.axes:
         members = next(members for members in groups(mesh, axis) if rank.index in members)

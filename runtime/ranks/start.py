@@ -1,60 +1,102 @@
 """Start the processes of a mesh from the process of rank 0."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from ingot.ir.artifact.plan import PlanFile
+from ingot.backends.table import collective_backend
+from ingot.ir.artifact.plan import PlanFile, Plans
+from ingot.ir.machine.target import Target
 from ingot.ir.mesh import Mesh, ranks, world_size
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.check_plan import check_positions
 from ingot.runtime.check_target import this_machine
+from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.limits import Limits, read_limits
+from ingot.runtime.memory import ServingMemory
 from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.ranks.gpus import CONNECTION_BYTES, RankGpus, find_rank_gpus
 from ingot.runtime.ranks.leader import Leader
-from ingot.runtime.ranks.seat import check_connects
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
 from ingot.runtime.room import Room, find_room, serving_memory
 
 
 def start_ranks(
-    artifact: Artifact, mesh: Mesh, num_pages: int | None, memory: int | None, *, keep_states: bool
+    artifact: Artifact, mesh: Mesh, num_pages: int | None, memory: int | None, *, keep_states: bool, capture: Capture
 ) -> Leader:
-    """Start the processes of the other ranks of a mesh, all on this machine. The ranks share its memory and its cores.
+    """Start the processes of the other ranks of a mesh, all on this machine.
+
+    CPU ranks share its memory and its cores. Each GPU rank has a GPU of its own: rank 0 the first one, which this
+    process uses anyway.
 
     artifact      the open artifact, which was compiled for the mesh
     num_pages     the pages of each cache group that the user requests, or None
     memory        the bytes that all ranks together may use; None: what is usual on this machine
     keep_states   reserve slots in which the prefix cache keeps per-sequence states
+    capture       when every rank captures CUDA graphs
 
-    Raises TargetError if no backend connects such devices, and OptionError if a rank's part does not fit.
+    Raises TargetError if the GPUs do not suffice, and OptionError if a rank's part does not fit.
     """
-    backend = check_connects(mesh, this_machine(artifact.manifest).device)
-    file, limits, room = room_of_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states)
-    threads = max(1, torch.get_num_threads() // world_size(mesh))
-    return Leader(artifact.folder, mesh, backend, room, StepSlots.of(file, limits), whole_plans(file), threads)
+    device = this_machine(artifact.manifest).device
+    gpus = find_rank_gpus(mesh) if device == "cuda" else None
+    file, limits, room = room_of_ranks(
+        artifact, mesh, num_pages, memory, keep_states=keep_states, capture=capture, gpus=gpus
+    )
+    count = world_size(mesh)
+    threads = max(1, torch.get_num_threads() // count)
+    variables: Sequence[Mapping[str, str]]
+    variables = [{} if gpus is None else gpus.variables(index) for index in range(count)]
+    slots, whole, backend = StepSlots.of(file, limits), whole_plans(file), collective_backend(device)
+    return Leader(artifact.folder, mesh, backend, room, slots, whole, threads, capture, variables)
 
 
 def room_of_ranks(
-    artifact: Artifact, mesh: Mesh, num_pages: int | None, memory: int | None, *, keep_states: bool
+    artifact: Artifact,
+    mesh: Mesh,
+    num_pages: int | None,
+    memory: int | None,
+    *,
+    keep_states: bool,
+    capture: Capture = "none",
+    gpus: RankGpus | None = None,
 ) -> tuple[PlanFile, Limits, Room]:
     """Return the plans of an artifact for a mesh, its limits, and the pages and slots that every rank allocates.
 
-    The arguments are those of `start_ranks`. Raises OptionError if a rank's part does not fit.
+    `gpus` are the GPUs of the ranks; None: they share the memory of this machine. The other arguments are those of
+    `start_ranks`. Raises OptionError if a rank's part does not fit.
     """
     target = this_machine(artifact.manifest)
     file, count = read_plan_file(artifact), world_size(mesh)
     check_positions(file, mesh)
     each = [file.of(rank.index) for rank in ranks(mesh)]
     limits = read_limits(artifact, each[0])
-    # No scratch pages: their numbers depend on the caches of a rank, and ranks of other stages have others.
+    share = _share_of_host(target, each, count) if gpus is None else _share_of_gpus(target, each, mesh, gpus, capture)
+    limit = memory // count if isinstance(memory, int) else memory
+    return file, limits, find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
+
+
+# No scratch pages in either: their numbers depend on the caches of a rank, and ranks of other stages have others.
+
+
+def _share_of_host(target: Target, each: Sequence[Plans], count: int) -> ServingMemory:
+    """Return the memory of one of `count` ranks on the CPU of this machine. `each` are the plans of each rank."""
     whole = serving_memory(target, each[0], None, capture="none")
-    share = replace(
+    return replace(
         whole,
         most=whole.most // count,
         usual=whole.usual // count,
         pool=None if whole.pool is None else whole.pool // count,
     )
-    limit = memory // count if isinstance(memory, int) else memory
-    return file, limits, find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
+
+
+def _share_of_gpus(
+    target: Target, each: Sequence[Plans], mesh: Mesh, gpus: RankGpus, capture: Capture
+) -> ServingMemory:
+    """Return the memory of a rank that every rank has on its own GPU. `each` are the plans of each rank."""
+    distinct = list({id(one): one for one in each}.values())
+    found = [serving_memory(target, one, None, capture=capture) for one in distinct]
+    most = found[0].most if gpus.free is None else min(found[0].most, gpus.free)
+    unplanned = max(one.unplanned for one in found) + CONNECTION_BYTES * len(mesh)
+    return replace(found[0], most=most, unplanned=unplanned)

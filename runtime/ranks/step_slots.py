@@ -15,9 +15,10 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes, layout_of
 from ingot.runtime.token_counts import Recount
 
 # Sizes T, B, L, P and G; whether the ending waits; words of the buffer; counts of recounts and edits; rows and words of
-# the masks.
+# the masks; whether the ending waits for masks.
 _HEADER = 16
 _MASKS = 9
+_WAITS_FOR_MASKS = 11
 
 
 def mesh_layout(file: PlanFile) -> StepLayout:
@@ -29,13 +30,19 @@ def mesh_layout(file: PlanFile) -> StepLayout:
 class SteppedInputs(StepInputs):
     """The inputs of a step that rank 0 has built, as another rank reads them."""
 
-    def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes, *, waits: bool) -> None:
+    def __init__(
+        self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes, *, waits: bool, for_masks: bool
+    ) -> None:
         super().__init__(layout, flat, sizes)
-        self._waits = waits
+        self._waits, self._for_masks = waits, for_masks
 
     @property
     def ends_late(self) -> bool:
         return self._waits
+
+    @property
+    def waits_for_masks(self) -> bool:
+        return self._for_masks
 
 
 class StepSlots:
@@ -70,6 +77,7 @@ class StepSlots:
         slot[: len(head)] = torch.tensor(head, dtype=torch.int32)
         slot[len(head) : _MASKS] = torch.tensor([len(inputs.recounts), len(inputs.edits)], dtype=torch.int32)
         slot[_MASKS] = 0
+        slot[_WAITS_FOR_MASKS] = inputs.waits_for_masks
         slot[_HEADER : _HEADER + words] = inputs.flat[:words]
         rest = slot.numpy()[_HEADER + words :]
         at = 0
@@ -98,7 +106,9 @@ class StepSlots:
         head = slot[:_HEADER].tolist()
         words = head[6]
         flat = slot[_HEADER : _HEADER + words]
-        inputs = SteppedInputs(self._layout, flat, StepSizes(*head[:5]), waits=bool(head[5]))
+        inputs = SteppedInputs(
+            self._layout, flat, StepSizes(*head[:5]), waits=bool(head[5]), for_masks=bool(head[_WAITS_FOR_MASKS])
+        )
         rest = slot.numpy()[_HEADER + words :]
         recounts: list[Recount] = []
         edits: list[RowEdit] = []

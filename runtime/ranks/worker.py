@@ -9,6 +9,7 @@ byte of the pipe is an order: to run the next step, or to run the ending of the 
 
 import json
 import os
+import select
 import shutil
 import sys
 import threading
@@ -30,6 +31,9 @@ from ingot.runtime.ranks.seat import Seat, connections, read_room
 from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 
+# How long this process may take to end by itself after rank 0 is gone.
+_END_SECONDS = 1.0
+
 
 def main() -> None:
     """Serve as the rank in the arguments until rank 0 closes the pipe. Exit with 1 on errors."""
@@ -38,6 +42,7 @@ def main() -> None:
     torch.set_num_threads(spec["threads"])
     area = SharedArea(spec["ranks"], spec["slot_words"], area_fd, stages=spec["mesh"].get(STAGES, 1))
     threading.Thread(target=_beat, args=(area, number), name="beats", daemon=True).start()
+    threading.Thread(target=_end_with_rank_0, args=(orders, spec["folder"]), name="rank 0", daemon=True).start()
     status = 0
     try:
         _serve(spec, number, area, orders)
@@ -54,13 +59,41 @@ def _beat(area: SharedArea, number: int) -> None:
         time.sleep(BEAT_SECONDS)
 
 
+def _end_with_rank_0(orders: int, folder: str) -> None:
+    """End this process soon after rank 0 has closed the pipe of orders. Its other thread may wait for the GPU, where a
+    kernel waits for rank 0."""
+    poll = select.poll()
+    poll.register(orders, 0)  # a closed pipe is always reported (poll(2), POLLHUP)
+    poll.poll()
+    time.sleep(_END_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _look_at_gpu(area: SharedArea, number: int) -> None:
+    """Report a fault of the GPU, such as of its memory, also while this process waits for orders.
+
+    After such a fault, every call fails. A stream of its own is asked, because another one may be captured.
+    """
+    stream = torch.cuda.Stream()
+    while True:
+        time.sleep(BEAT_SECONDS)
+        try:
+            stream.query()
+        except RuntimeError as error:
+            area.fail(number, RankState.FAILED, _texts(error))
+            os._exit(1)
+
+
 def _serve(spec: Mapping[str, Any], number: int, area: SharedArea, orders: int) -> None:
     mesh = dict(spec["mesh"])
     rank = ranks(mesh)[number]
     artifact = open_artifact(spec["artifact"])
     folder, backend = Path(spec["folder"]), spec["backend"]
     seat = Seat(rank, mesh, read_room(spec["room"]), lambda: connections(folder, backend, mesh, rank))
-    loaded = bind(artifact, seat=seat)
+    loaded = bind(artifact, seat=seat, capture=spec["capture"])
+    if loaded.context.device.type == "cuda":
+        threading.Thread(target=_look_at_gpu, args=(area, number), name="gpu", daemon=True).start()
     file = read_plan_file(artifact)
     slots, steps = StepSlots.of(file, read_limits(artifact, file.of(number))), loaded.round
     area.set_state(number, RankState.READY)

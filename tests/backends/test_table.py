@@ -93,6 +93,7 @@ def test_what_each_backend_can_do() -> None:
         "onnx cpu": {"Compiler", "RegionCompiler"},
         "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
         "gloo cpu": {"FunctionBackend"},
+        "nccl cuda": {"FunctionBackend"},
         "reference cpu": {"FunctionBackend"},
         "reference cuda": {"FunctionBackend"},
         "rowwise cpu": {"FunctionBackend"},

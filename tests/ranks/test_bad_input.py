@@ -10,10 +10,9 @@ import pytest
 from ingot import LLM, compile_model
 from ingot.cli.views.filter import Filter
 from ingot.cli.views.plan import plan_json
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.errors import OptionError
 from ingot.ir.mesh import check_mesh, parse_mesh, ranks
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.ranks.seat import check_connects
 from ingot.serve.mesh_sizes import with_mesh
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -49,17 +48,6 @@ def test_meshes_that_cannot_be(
         compile_model(checkpoint, tmp_path / "no.ingot", mesh=mesh, backend="reference", max_seq_len=64)
     assert expected in caught.value.expected
     assert not list(tmp_path.iterdir()), "nothing is left"
-
-
-def test_a_mesh_of_gpus_is_refused_by_name(artifact: Callable[[str, str], Path], tmp_path: Path) -> None:
-    checkpoint = artifact("llama", "").parent / "llama"
-    with pytest.raises(OptionError, match="the mesh tp=2 for the target sm_90") as caught:
-        compile_model(checkpoint, tmp_path / "no.ingot", mesh={"tp": 2}, target="sm_90")
-    assert "NCCL" in caught.value.expected and "--target cpu" in caught.value.hint
-    with pytest.raises(TargetError, match=r"compiled for a mesh of GPUs \(tp=2\)") as other:
-        check_connects({"tp": 2}, "cuda")
-    assert "NCCL" in other.value.expected
-    assert check_connects({"tp": 2}, "cpu") == "gloo"
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_any_step_is_read_as_written() -> None:
         slots.write(area.slot(step), inputs)
         found = slots.read(other.slot(step))
         assert found.sizes == sizes and found.ends_late is bool(inputs.masked), again(step)
+        assert found.waits_for_masks is inputs.waits_for_masks is bool(inputs.masked), again(step)
         assert torch.equal(found.flat, inputs.flat) and found.keys() == inputs.keys(), again(step)
         assert all(found[name].shape == inputs[name].shape for name in layout.names), again(step)
         assert found.recounts == inputs.recounts, again(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_seed import again, run_seed
 
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError
@@ -289,3 +291,19 @@ def test_graphs_of_two_parts_are_captured_ahead_after_the_first_grammar(ranks: A
         pass
     assert one._apart.decode.seconds.keys() == one._whole.decode.seconds.keys()
     assert one._apart.prompts.seconds.keys() == one._whole.prompts.seconds.keys()
+
+
+def test_ranks_decide_alike_without_a_word_between_them(ranks: Any) -> None:
+    """On a mesh, graphs are captured when a step needs them. Each rank then decides by the steps alone."""
+    draw = random.Random(run_seed())
+    (one, ran), (other, told) = ranks("need"), ranks("need")
+    for _ in range(300):
+        lengths = [1] * draw.choice((1, 3, 5, 90)) + [draw.choice((2, 70, 290))] * draw.choice((0, 0, 1))
+        inputs = masked(step(*lengths), draw.choice((0, 0, 1)))
+        for rank in (one, other):
+            handle = rank.launch(inputs)
+            if inputs.masked:
+                handle.finish()
+    assert ran == told, again()
+    assert one.captured.decode.keys() == other.captured.decode.keys(), again()
+    assert one.captured.prompts.keys() == other.captured.prompts.keys() and one._apart.decode.seconds, again()

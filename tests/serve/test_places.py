@@ -46,6 +46,16 @@ def test_each_replica_has_one_gpu() -> None:
     assert [one.variables["CUDA_VISIBLE_DEVICES"] for one in gpu_places(2, ["4", "7", "8"])] == ["4", "7"]
 
 
+def test_each_replica_of_a_mesh_has_a_gpu_for_each_rank() -> None:
+    places = gpu_places(2, ["4", "7", "8", "9", "1"], ranks=2)
+    assert [(one.name, one.variables["CUDA_VISIBLE_DEVICES"]) for one in places] == [
+        ("gpu 4 7", "4,7"),
+        ("gpu 8 9", "8,9"),
+    ]
+    with pytest.raises(OptionError, match="--replicas is 3, and this process can use 5 GPUs with 2 for each"):
+        gpu_places(3, ["4", "7", "8", "9", "1"], ranks=2)
+
+
 def test_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.ir.errors import OptionError
-
-_GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+from ingot.ir.machine.gpus import GPU_VARIABLE, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -40,27 +39,30 @@ class Place:
 ANYWHERE = Place()
 
 
-def find_places(replicas: int, device: str) -> list[Place]:
+def find_places(replicas: int, device: str, ranks: int = 1) -> list[Place]:
     """Return a place for each of several replicas of a model that was compiled for `device`: "cuda" or "cpu".
 
-    Raises OptionError if there are fewer GPUs, or cores, than replicas.
+    Each replica has `ranks` ranks. On GPUs, each rank needs one. Raises OptionError if there are too few GPUs, or fewer
+    cores than replicas.
     """
     if device == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return core_places(replicas, sorted(os.sched_getaffinity(0)), memory)
-    return gpu_places(replicas, visible_gpus(_count_gpus(), os.environ.get(_GPU_VARIABLE)))
+    return gpu_places(replicas, visible_gpus(_count_gpus(), os.environ.get(GPU_VARIABLE)), ranks)
 
 
-def gpu_places(replicas: int, gpus: Sequence[str]) -> list[Place]:
-    """Return one GPU for each replica. Raises OptionError if there are too few."""
-    _check(replicas, len(gpus), "GPUs", f"lower --replicas, or let {_GPU_VARIABLE} name more GPUs")
-    return [Place(f"gpu {gpu}", {_GPU_VARIABLE: gpu}) for gpu in gpus[:replicas]]
+def gpu_places(replicas: int, gpus: Sequence[str], ranks: int = 1) -> list[Place]:
+    """Return `ranks` GPUs for each replica. Raises OptionError if there are too few."""
+    hint = f"lower --replicas, or let {GPU_VARIABLE} name more GPUs"
+    _check(replicas, len(gpus) // ranks, len(gpus), f"GPUs with {ranks} for each" if ranks > 1 else "GPUs", hint)
+    parts = [gpus[index * ranks : (index + 1) * ranks] for index in range(replicas)]
+    return [Place(f"gpu {' '.join(part)}", {GPU_VARIABLE: ",".join(part)}) for part in parts]
 
 
 def core_places(replicas: int, cores: Sequence[int], memory: int) -> list[Place]:
     """Return shares of the cores, of equal size but for one core, and of the bytes of memory. Raises OptionError if
     there are too few cores."""
-    _check(replicas, len(cores), "cores", "lower --replicas")
+    _check(replicas, len(cores), len(cores), "cores", "lower --replicas")
     places = []
     for index in range(replicas):
         own = tuple(cores[index * len(cores) // replicas : (index + 1) * len(cores) // replicas])
@@ -70,22 +72,11 @@ def core_places(replicas: int, cores: Sequence[int], memory: int) -> list[Place]
     return places
 
 
-def visible_gpus(count: int, variable: str | None) -> list[str]:
-    """Return the names of the GPUs that this process can use, as CUDA_VISIBLE_DEVICES takes them.
-
-    count      the number of them, from the driver
-    variable   the value of CUDA_VISIBLE_DEVICES; None: it is not set
-    """
-    if variable is None:
-        return [str(index) for index in range(count)]
-    return [name.strip() for name in variable.split(",")][:count]  # the driver ignores all after a name that is wrong
-
-
-def _check(replicas: int, count: int, what: str, hint: str) -> None:
-    if count < replicas:
+def _check(replicas: int, most: int, count: int, what: str, hint: str) -> None:
+    if most < replicas:
         raise OptionError(
             f"--replicas is {replicas}, and this process can use {count} {what}",
-            expected=f"at most {count}" if count else "a machine with GPUs",
+            expected=f"at most {most}" if most else "a machine with more of them",
             hint=hint,
         )
 

@@ -1,7 +1,7 @@
 """The steps that can be captured as graphs, and the sizes that steps are padded to."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Instruction, Plan
@@ -78,6 +78,19 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
     classes = {bucket.bucket.name: bucket for bucket in long.values()}
     bounds = {name: LaunchBound.of(bucket, plan, gpu) for name, bucket in classes.items()}
     return short | {size: bucket for size, bucket in long.items() if bounds[bucket.bucket.name].holds(size)}
+
+
+def captured_together(
+    steps: Mapping[StepSizes, BucketPlan], others: Iterable[Collection[StepSizes]]
+) -> dict[StepSizes, BucketPlan]:
+    """Return the steps that other pipeline stages capture too. All stages capture at the same time, because the step
+    that precedes a capture sends values between them. Page tables may differ: a stage may have no cache.
+
+    steps    the steps that this stage can capture: sizes -> instructions
+    others   the sizes that each other stage can capture
+    """
+    common = [{replace(size, P=1) for size in sizes} for sizes in others]
+    return {size: bucket for size, bucket in steps.items() if all(replace(size, P=1) in sizes for sizes in common)}
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:

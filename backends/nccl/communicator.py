@@ -1,0 +1,149 @@
+"""The connection of the GPUs of one mesh axis through NCCL, on torch's current stream, also inside CUDA graphs."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.backends.collectives import sum_in_order
+from ingot.backends.nccl.library import SUMMED, Nccl, load_nccl
+from ingot.backends.nccl.meeting import find, leave
+from ingot.backends.torch_cuda import current_stream
+from ingot.ir.errors import RankError
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.load_context import Communicator
+
+# How long `abort` waits for a call of another thread. NCCL's calls only enqueue work, except the first ones, which
+# connect; those end by themselves when a peer's sockets close.
+_CALL_SECONDS = 1.0
+
+
+class NcclCommunicator(Communicator):
+    """Connects the GPUs of one mesh axis. Each is the current GPU of its process.
+
+    folder   a folder that only the user can read, where the processes meet
+    name     identifies the group of processes in this folder
+    place    this rank's index on the axis
+    size     the number of ranks on the axis
+
+    The constructor waits for all processes of the group. The methods enqueue work on torch's current stream, and a CUDA
+    graph can capture them. Raises BackendError if the processes do not connect, and TargetError if they differ in GPU,
+    driver or versions.
+    """
+
+    def __init__(self, folder: Path, name: str, place: int, size: int) -> None:
+        nccl = load_nccl()
+        file = folder / f"{name.replace('/', '-')}.nccl"
+        if place == 0:
+            identity = nccl.unique_id()
+            leave(file, identity, facts(nccl))
+        else:
+            identity = find(file, facts(nccl))
+        self._connect(nccl, identity, place, size, current_stream)
+
+    def _connect(
+        self, nccl: Nccl, identity: bytes, place: int, size: int, stream: Callable[[torch.device], int]
+    ) -> None:
+        self.place, self.size = place, size
+        self._nccl, self._stream = nccl, stream
+        self._lock = threading.Lock()
+        self._comm = nccl.init_rank(size, identity, place)
+        self._aborted = False
+
+    @classmethod
+    def over(
+        cls, nccl: Nccl, identity: bytes, place: int, size: int, stream: Callable[[torch.device], int]
+    ) -> "NcclCommunicator":
+        """Connect through given functions. `stream` returns the current stream of a device."""
+        made = cls.__new__(cls)
+        made._connect(nccl, identity, place, size, stream)
+        return made
+
+    @property
+    def alive(self) -> bool:
+        return not self._aborted
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(self.gathered(x))
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` of each rank, stacked along a new first axis."""
+        x = x.contiguous()
+        found = x.new_empty((self.size, *x.shape))
+        self._call(x, self._nccl.all_gather, x.data_ptr(), found.data_ptr(), x.nbytes)
+        return found
+
+    def send(self, x: torch.Tensor, place: int) -> None:
+        x = x.contiguous()
+        self._call(x, self._nccl.send, x.data_ptr(), x.nbytes, place)
+
+    def receive(self, into: torch.Tensor, place: int) -> None:
+        self._call(into, self._nccl.receive, into.data_ptr(), into.nbytes, place)
+
+    def exchange(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send `parts[r]` to each rank r, and return what each rank sends here, in their order.
+
+        All parts of all ranks have one shape and dtype, and are row-major.
+        """
+        found = list(parts[0].new_empty((self.size, *parts[0].shape)))
+        stream = self._stream(parts[0].device)
+        with self._lock:
+            self._check()
+            self._nccl.group_start()
+            try:
+                for place, (part, into) in enumerate(zip(parts, found, strict=True)):
+                    self._nccl.send(part.data_ptr(), part.nbytes, place, self._comm, stream)
+                    self._nccl.receive(into.data_ptr(), into.nbytes, place, self._comm, stream)
+            finally:
+                self._nccl.group_end()
+        return found
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `x` over the ranks: added in their order in float32 or wider, and rounded once.
+
+        NCCL adds two values exactly so: with 11 or fewer bits of precision, rounding a sum of two to 24 bits first
+        changes nothing. It would round each sum of more than two, in an order that depends on the size.
+        """
+        x = x.contiguous()
+        if self.size == 2 and x.dtype in SUMMED:
+            made = torch.empty_like(x)
+            self._call(x, self._nccl.all_reduce, x.data_ptr(), made.data_ptr(), x.numel(), x.dtype)
+            return made
+        # Each rank adds one part of the elements, so that a rank sends no more than in a ring.
+        each = -(-x.numel() // self.size)
+        flat = x.new_zeros(each * self.size)
+        flat[: x.numel()] = x.reshape(-1)
+        own = sum_in_order(self.exchange(flat.view(self.size, each).unbind()))
+        return self.gathered(own).view(-1)[: x.numel()].view(x.shape)
+
+    def abort(self) -> None:
+        locked = self._lock.acquire(timeout=_CALL_SECONDS)
+        try:
+            if not self._aborted:
+                self._aborted = True
+                self._nccl.abort(self._comm)
+        finally:
+            if locked:
+                self._lock.release()
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise RankError("the connection to the other ranks was ended, because one of them is gone")
+
+    def _call(self, x: torch.Tensor, function: Callable[..., None], *arguments: Any) -> None:
+        with self._lock:
+            self._check()
+            function(*arguments, self._comm, self._stream(x.device))
+
+
+def facts(nccl: Nccl) -> dict[str, str]:
+    """Return what must be equal on all ranks of a group."""
+    gpu = find_gpu()
+    return {
+        "the GPU": gpu.product,
+        "the driver's CUDA version": gpu.driver or "unknown",
+        "the version of torch": torch.__version__,
+        "the version of NCCL": nccl.version(),
+    }

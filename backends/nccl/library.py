@@ -1,0 +1,135 @@
+"""NCCL's C functions, called through ctypes. Ingot uses the NCCL that torch has loaded.
+
+The functions and numbers are those of nccl.h. They have not changed since NCCL 2.10, which added bfloat16.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import BackendError, RankError
+
+# ncclDataType_t in nccl.h.
+BYTES = 1
+SUMMED = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
+_SUM = 0  # ncclRedOp_t
+# ncclSystemError and ncclRemoteError, of ncclResult_t: what a call returns whose peer is gone.
+_PEER_GONE = (2, 6)
+UNIQUE_ID_BYTES = 128
+
+# Ranks are processes of one machine, so they meet at the loopback address. Multicast (NVLS) would add values in another
+# order than that of the ranks. Variables that the user has set stay.
+_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: what the first rank of a group hands to the others."""
+
+    _fields_ = (("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES),)
+
+
+_COUNT, _ADDRESS, _INT = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+# The argument types of each function that returns ncclResult_t. The last two of a collective are the communicator and
+# the CUDA stream.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (ctypes.POINTER(_INT),),
+    "ncclGetUniqueId": (ctypes.POINTER(UniqueId),),
+    "ncclCommInitRank": (ctypes.POINTER(_ADDRESS), _INT, UniqueId, _INT),
+    "ncclCommAbort": (_ADDRESS,),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+    "ncclAllReduce": (_ADDRESS, _ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
+    "ncclAllGather": (_ADDRESS, _ADDRESS, _COUNT, _INT, _ADDRESS, _ADDRESS),
+    "ncclSend": (_ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
+    "ncclRecv": (_ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
+}
+
+
+class Nccl:
+    """The functions of NCCL that Ingot uses. Each raises RankError if a peer is gone, and BackendError otherwise.
+
+    library   the loaded library, or an object with the same functions
+
+    Addresses and streams are integers. `comm` is the handle that `init_rank` returns. All functions but the first three
+    only enqueue work on the stream.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._functions: dict[str, Callable[..., int]] = {}
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, _INT
+            self._functions[name] = function
+        self._text = library.ncclGetErrorString
+        self._text.argtypes, self._text.restype = (_INT,), ctypes.c_char_p
+
+    def version(self) -> str:
+        number = _INT()
+        self._call("ncclGetVersion", ctypes.byref(number))
+        # NCCL_VERSION in nccl.h, since 2.9: major * 10000 + minor * 100 + patch.
+        return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+    def unique_id(self) -> bytes:
+        """Return a new identity for a group, which its first rank hands to the others."""
+        made = UniqueId()
+        self._call("ncclGetUniqueId", ctypes.byref(made))
+        return bytes(made)
+
+    def init_rank(self, size: int, unique_id: bytes, place: int) -> int:
+        """Join a group of `size` ranks as rank `place`, on the current GPU. It waits for all ranks."""
+        comm = _ADDRESS()
+        self._call("ncclCommInitRank", ctypes.byref(comm), size, UniqueId.from_buffer_copy(unique_id), place)
+        return int(comm.value or 0)
+
+    def abort(self, comm: int) -> None:
+        """End the running kernels of a communicator and free it. Another thread may wait in a call meanwhile."""
+        self._call("ncclCommAbort", comm)
+
+    def group_start(self) -> None:
+        """Begin a group of sends and receives, which NCCL runs at once."""
+        self._call("ncclGroupStart")
+
+    def group_end(self) -> None:
+        self._call("ncclGroupEnd")
+
+    def all_reduce(self, source: int, target: int, count: int, dtype: torch.dtype, comm: int, stream: int) -> None:
+        self._call("ncclAllReduce", source, target, count, SUMMED[dtype], _SUM, comm, stream)
+
+    def all_gather(self, source: int, target: int, size: int, comm: int, stream: int) -> None:
+        """Gather `size` bytes of each rank."""
+        self._call("ncclAllGather", source, target, size, BYTES, comm, stream)
+
+    def send(self, source: int, size: int, place: int, comm: int, stream: int) -> None:
+        self._call("ncclSend", source, size, BYTES, place, comm, stream)
+
+    def receive(self, target: int, size: int, place: int, comm: int, stream: int) -> None:
+        self._call("ncclRecv", target, size, BYTES, place, comm, stream)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = self._functions[name](*arguments)
+        if status:
+            text = self._text(status).decode(errors="replace")
+            if status in _PEER_GONE:
+                raise RankError(f"the connection to another rank is broken: {name} says '{text}'")
+            raise BackendError(
+                f"{name} failed: {text}", hint="set NCCL_DEBUG=WARN to see NCCL's own message", where="NCCL"
+            )
+
+
+@cache
+def load_nccl() -> Nccl:
+    """Return the NCCL that torch has loaded. Raises BackendError if torch has none."""
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)  # NCCL reads them when the first communicator is made
+    try:
+        return Nccl(ctypes.CDLL("libnccl.so.2"))
+    except (OSError, AttributeError) as error:
+        raise BackendError(
+            f"NCCL cannot be loaded: {error}",
+            expected="libnccl.so.2, which torch's builds with CUDA bring",
+            hint="install a build of torch with CUDA, or compile the model for one GPU",
+        ) from error

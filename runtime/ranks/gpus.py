@@ -1,0 +1,86 @@
+"""The GPUs of a mesh: each rank has one of the GPUs that rank 0 can use, and all are equal."""
+
+import itertools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.ir.errors import TargetError
+from ingot.ir.machine.find_gpu import find_gpus, free_memory, reaches
+from ingot.ir.machine.gpus import GPU_VARIABLE, Gpu, visible_gpus
+from ingot.ir.mesh import Mesh, groups, mesh_text, world_size
+
+# Memory of a process on a GPU besides the plan's: its CUDA context, some 0.5 GiB on an H200, and as much to spare.
+# The free memory of other ranks' GPUs is read before their contexts are there.
+_CONTEXT_BYTES = 1 << 30
+# NCCL's buffers for each group that a rank is in. An allowance, not measured separately.
+CONNECTION_BYTES = 512 << 20
+
+log = logging.getLogger("ingot.ranks")
+
+
+@dataclass(frozen=True)
+class RankGpus:
+    """The GPUs of the ranks of a mesh.
+
+    names   the name of each rank's GPU, as CUDA_VISIBLE_DEVICES takes it
+    free    the fewest bytes that a process can have on a GPU of another rank; None if it is not known
+    """
+
+    names: tuple[str, ...]
+    free: int | None
+
+    def variables(self, rank: int) -> Mapping[str, str]:
+        """Return the environment variables that give the process of a rank its GPU, and no other one."""
+        return {GPU_VARIABLE: self.names[rank]}
+
+
+def find_rank_gpus(mesh: Mesh) -> RankGpus:
+    """Return a GPU for each rank. Logs a warning for GPUs that cannot access each other's memory.
+
+    Raises TargetError if there are fewer GPUs than ranks, or GPUs of two kinds.
+    """
+    gpus, count = find_gpus(), world_size(mesh)
+    check_gpus(mesh, gpus)
+    for one, other in unlinked(mesh):
+        log.warning(
+            "the GPUs of rank %d and rank %d cannot access each other's memory: NCCL copies through the host, slower",
+            one,
+            other,
+        )
+    free = [found - _CONTEXT_BYTES for index in range(1, count) if (found := free_memory(index)) is not None]
+    names = visible_gpus(len(gpus), os.environ.get(GPU_VARIABLE))
+    return RankGpus(tuple(names[:count]), min(free, default=None))
+
+
+def check_gpus(mesh: Mesh, gpus: Sequence[Gpu]) -> None:
+    """Raise TargetError if a mesh cannot run on these GPUs."""
+    count = world_size(mesh)
+    if count > len(gpus):
+        raise TargetError(
+            f"the artifact was compiled for {count} ranks ({mesh_text(mesh)}), and this process can use {len(gpus)} "
+            + ("GPU" if len(gpus) == 1 else "GPUs"),
+            expected=f"at least {count} GPUs, one for each rank",
+            hint=f"compile the model for a smaller mesh, or let {GPU_VARIABLE} name more GPUs",
+        )
+    first = gpus[0]
+    for index, gpu in enumerate(gpus[:count]):
+        if (gpu.product, gpu.sm, gpu.memory) != (first.product, first.sm, first.memory):
+            raise TargetError(
+                f"the GPUs of rank 0 and rank {index} differ: {_text(first)}, and {_text(gpu)}",
+                expected="equal GPUs for all ranks",
+                hint=f"let {GPU_VARIABLE} name equal GPUs",
+            )
+
+
+def unlinked(mesh: Mesh) -> list[tuple[int, int]]:
+    """Return the pairs of ranks that communicate, and whose GPUs cannot access each other's memory."""
+    pairs = {
+        pair for axis in mesh for members in groups(mesh, axis) for pair in itertools.combinations(sorted(members), 2)
+    }
+    return [pair for pair in sorted(pairs) if not (reaches(*pair) and reaches(*reversed(pair)))]
+
+
+def _text(gpu: Gpu) -> str:
+    return f"{gpu.product} (sm_{gpu.sm}, {gpu.memory / 1e9:.0f} GB)"

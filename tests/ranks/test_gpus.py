@@ -1,0 +1,66 @@
+"""Which GPU each rank of a mesh has, and the GPUs that cannot form a mesh."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from ingot.ir.errors import TargetError
+from ingot.ir.machine.gpus import TYPICAL, Gpu
+from ingot.ir.mesh import parse_mesh
+from ingot.runtime.ranks import gpus as module
+from ingot.runtime.ranks.gpus import check_gpus, find_rank_gpus
+
+H200 = Gpu("NVIDIA H200", 90, 150_754_820_096, 132, 4_916_736_000_000, links=True, driver="13.0")
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], free: dict[int, int], cut: set[tuple[int, int]]) -> None:
+    """A machine with these GPUs. `free` has the free bytes where NVML tells them, `cut` the pairs without a link."""
+    monkeypatch.setattr(module, "find_gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(module, "free_memory", free.get)
+    monkeypatch.setattr(module, "reaches", lambda *pair: pair not in cut)
+
+
+def test_each_rank_has_the_gpu_of_its_index(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    machine(monkeypatch, [H200] * 4, {0: 7 << 30, 1: 90 << 30, 2: 80 << 30, 3: 1 << 30}, set())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3,GPU-7,2")
+    found = find_rank_gpus(parse_mesh("tp=3"))
+    assert found.names == ("5", "3", "GPU-7")
+    assert [found.variables(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(3)] == ["5", "3", "GPU-7"]
+    assert found.free == 79 << 30, "of the ranks besides rank 0, without what a context takes"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert find_rank_gpus(parse_mesh("pp=2 tp=2")).names == ("0", "1", "2", "3")
+    assert not caplog.records
+
+
+def test_memory_that_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, [H200] * 2, {}, set())
+    assert find_rank_gpus(parse_mesh("tp=2")).free is None
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "can use 1 GPU\\n"), (3, "can use 3 GPUs\\n")])
+def test_fewer_gpus_than_ranks(count: int, text: str) -> None:
+    with pytest.raises(TargetError, match=rf"compiled for 4 ranks \(pp=2 tp=2\), and this process {text}") as caught:
+        check_gpus(parse_mesh("pp=2 tp=2"), [H200] * count)
+    assert "at least 4 GPUs" in caught.value.expected and "CUDA_VISIBLE_DEVICES" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "other", [TYPICAL["sm_80"], replace(H200, product="NVIDIA H100"), replace(H200, memory=1 << 36)]
+)
+def test_gpus_of_two_kinds(other: Gpu) -> None:
+    with pytest.raises(TargetError, match="the GPUs of rank 0 and rank 1 differ: NVIDIA H200") as caught:
+        check_gpus(parse_mesh("tp=2"), [H200, other])
+    assert other.product in caught.value.what
+    check_gpus(parse_mesh("tp=2"), [H200, H200, other])  # which no rank uses
+
+
+def test_gpus_without_a_link_are_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the ranks that communicate: rank 0 and rank 3 of two by two do not."""
+    machine(monkeypatch, [H200] * 4, {}, {(2, 0), (0, 3)})
+    with caplog.at_level(logging.WARNING):
+        find_rank_gpus(parse_mesh("pp=2 tp=2"))
+    (record,) = caplog.records
+    assert "rank 0 and rank 2 cannot access each other's memory: NCCL copies through the host" in record.getMessage()
