@@ -65,6 +65,7 @@ class Communicator(Protocol):
         Any thread may call it, when a rank is gone. Connections that break with the processes of their ranks need
         nothing.
         """
+        return
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return `x` of each rank, in their order. It has the same shape and dtype on all ranks."""
