@@ -202,10 +202,14 @@ def load_artifact(
         if leader is not None:
             with phases.phase("ranks"):
                 leader.wait_until_ready()
-    except BaseException:
-        if leader is not None:
-            leader.close()
-        raise
+    except BaseException as error:
+        if leader is None:
+            raise
+        cause = leader.cause_of(error)
+        leader.close()
+        if cause is error:
+            raise
+        raise cause from error
     return replace(loaded, leader=leader)
 
 

@@ -1,6 +1,8 @@
 """The connection of the GPUs of one mesh axis through NCCL, on torch's current stream, also inside CUDA graphs."""
 
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from ingot.backends.collectives import sum_in_order
 from ingot.backends.nccl.library import SUMMED, Nccl, load_nccl
 from ingot.backends.nccl.meeting import find, leave
 from ingot.backends.torch_cuda import current_stream
-from ingot.ir.errors import RankError
+from ingot.ir.errors import BackendError, RankError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import Communicator
 
@@ -51,6 +53,9 @@ class NcclCommunicator(Communicator):
         self._lock = threading.Lock()
         self._comm = nccl.init_rank(size, identity, place)
         self._aborted = False
+        # Without a fault, the communicator is freed with this object. Not at exit, when the driver may be gone.
+        self._end = weakref.finalize(self, _abort_apart, nccl, self._comm, self._lock)
+        self._end.atexit = False
 
     @classmethod
     def over(
@@ -119,14 +124,8 @@ class NcclCommunicator(Communicator):
         return self.gathered(own).view(-1)[: x.numel()].view(x.shape)
 
     def abort(self) -> None:
-        locked = self._lock.acquire(timeout=_CALL_SECONDS)
-        try:
-            if not self._aborted:
-                self._aborted = True
-                self._nccl.abort(self._comm)
-        finally:
-            if locked:
-                self._lock.release()
+        self._aborted = True
+        self._end()  # once
 
     def _check(self) -> None:
         if self._aborted:
@@ -136,6 +135,22 @@ class NcclCommunicator(Communicator):
         with self._lock:
             self._check()
             function(*arguments, self._comm, self._stream(x.device))
+
+
+def _abort_apart(nccl: Nccl, comm: int, lock: threading.Lock) -> None:
+    """Abort a communicator in a thread of its own.
+
+    NCCL tells its kernels to end at once. It then waits until no CUDA graph holds the communicator, so the thread may
+    live as long as the executor.
+    """
+
+    def run() -> None:
+        if lock.acquire(timeout=_CALL_SECONDS):
+            lock.release()
+        with contextlib.suppress(RankError, BackendError):  # the fault that led here is reported
+            nccl.abort(comm)
+
+    threading.Thread(target=run, name="abort NCCL", daemon=True).start()
 
 
 def facts(nccl: Nccl) -> dict[str, str]:

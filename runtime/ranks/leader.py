@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.ir.artifact.plan import Plans
-from ingot.ir.errors import IngotError, RankError
+from ingot.ir.errors import BackendError, IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import STAGES, Mesh, Rank, ranks
 from ingot.runtime.cuda.graphs.choice import Capture
@@ -247,6 +247,12 @@ class Leader:
             if (cause := self._cause(error)) is error:
                 raise
             raise cause from error
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the fault of another rank that has made loading fail here with `error`, or `error` itself."""
+        if isinstance(error, RankError | BackendError | RuntimeError):  # RuntimeError: of CUDA, through torch
+            self._watch.wait(_CAUSE_SECONDS)
+        return error if self._watch.fault is None else self._watch.fault
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the fault of another rank that has caused `error`, or `error` itself. All ranks have ended then."""

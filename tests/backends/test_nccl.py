@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,10 +36,13 @@ def joined(fake: FakeNccl, size: int, work: Callable[[NcclCommunicator], Any]) -
     """Run `work` as each rank of a group, in threads, and return the results in the order of ranks."""
     nccl = Nccl(fake)
     identity, found = nccl.unique_id(), list[Any]([None] * size)
+    kept: list[NcclCommunicator] = []  # until all have ended: the end of one breaks the calls of others
 
     def run(place: int) -> None:
         try:
-            found[place] = work(NcclCommunicator.over(nccl, identity, place, size, lambda device: 0))
+            one = NcclCommunicator.over(nccl, identity, place, size, lambda device: 0)
+            kept.append(one)
+            found[place] = work(one)
         except BaseException as error:
             found[place] = error
 
@@ -144,7 +149,7 @@ def test_an_abort_ends_a_call_that_waits() -> None:
         return "done"
 
     assert joined(fake, 2, work)[0] == "done"
-    assert fake.called.count((0, "ncclCommAbort")) == 1
+    assert fake.called.count((0, "ncclCommAbort")) == 1, "with this object's end as well"
 
 
 @pytest.mark.parametrize(("status", "kind"), [(2, RankError), (6, RankError), (5, BackendError)])
@@ -175,14 +180,15 @@ def test_ranks_meet_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found: list[Any] = [None, None]
 
     def run(place: int) -> None:
-        found[place] = NcclCommunicator(tmp_path, "tp-0", place, 2).total(torch.full((3,), place + 1.0))
+        one = NcclCommunicator(tmp_path, "tp-0", place, 2)
+        found[place] = one, one.total(torch.full((3,), place + 1.0))
 
     threads = [threading.Thread(target=run, args=(place,)) for place in (1, 0)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.tolist() for one in found] == [[3.0] * 3] * 2
+    assert [value.tolist() for _, value in found] == [[3.0] * 3] * 2
     assert [one.name for one in tmp_path.iterdir()] == ["tp-0.nccl"]
 
 
@@ -260,3 +266,14 @@ def test_memory_is_planned_as_it_is_allocated() -> None:
     assert call("all_gather")(x, axis="tp", dim=1, parts=2).shape == (4, 12)
     assert call("all_gather")(x, axis="tp", dim=0, parts=2).shape == (8, 6)
     assert call("take_part")(x, axis="tp", dim=1, parts=2).shape == (4, 3)
+
+
+def test_a_communicator_is_freed_with_its_object() -> None:
+    fake = FakeNccl()
+    joined(fake, 2, lambda one: one.total(torch.ones(3)))
+    gc.collect()
+    for _ in range(200):
+        if len([1 for _, name in fake.called if name == "ncclCommAbort"]) == 2:
+            return
+        time.sleep(0.01)
+    raise AssertionError("two communicators, and two ends")

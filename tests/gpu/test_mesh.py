@@ -1,0 +1,196 @@
+"""Meshes of two GPUs: tokens of one GPU, faults that end all ranks within seconds, and what is captured."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_seed import again, run_seed
+from thread_ranks import is_gone
+from tiny import TINY
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.ir.errors import RankError
+from ingot.ir.mesh import parse_mesh
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
+    pytest.mark.xdist_group("two gpus"),
+    pytest.mark.timeout(900),
+]
+SECONDS = 5.0  # in which all ranks end after a fault
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama-scaled", {"num_hidden_layers": 3, "intermediate_size": 128, "vocab_size": 384}, {}),
+    "gemma3": ("gemma3_text-old", {"intermediate_size": 128, "vocab_size": 384}, {}),
+    "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 64, "vocab_size": 384}, {}),
+    "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 128}, {"quantize": "int8"}),
+}
+LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 96, "max_seq_len": 160, "dtype": "float32", "trace": "none"}
+LONG = [(11 * place + 5) % 300 for place in range(90)]
+PROMPTS = [LONG, [*LONG[:40], 7], [9], [5, 6, 7, 8], list(range(20, 41)), [301, 2]]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=0.9, seed=3, max_tokens=20, repetition_penalty=1.2, ignore_eos=True),
+    SamplingParams(temperature=0.7, seed=4, top_k=20, max_tokens=12, logit_bias={3: 4.0}, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=5, top_p=0.8, max_tokens=11, allowed_token_ids=list(range(50, 90))),
+    SamplingParams(temperature=0.8, seed=6, min_p=0.05, max_tokens=13, min_tokens=13),
+]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU."""
+    folder = tmp_path_factory.mktemp("mesh")
+
+    def made(model: str, mesh: str) -> Path:
+        name, changes, options = MODELS[model]
+        path = folder / f"{model}-{mesh or 'one'}.ingot"
+        if not path.exists():
+            if not (folder / model).exists():
+                TINY[name].write(folder / model, **changes)
+            compile_model(folder / model, path, mesh=parse_mesh(mesh), target="cuda", **LIMITS, **options)
+        return path
+
+    return made
+
+
+def generated(llm: LLM) -> list[list[int]]:
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, PARAMS)]
+
+
+def closed(llm: LLM) -> None:
+    leader = llm.loaded.leader
+    assert leader is not None
+    leader.close()
+
+
+@pytest.mark.parametrize("cuda_graphs", ["need", "all", "none"])
+@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "pp=2"))))
+def test_tokens_are_those_of_one_gpu(
+    model: str, mesh: str, cuda_graphs: Any, artifact: Callable[[str, str], Path]
+) -> None:
+    if cuda_graphs != "need" and model != "llama":
+        pytest.skip("one model suffices for when graphs are captured")
+    wanted = generated(LLM(artifact(model, ""), num_kv_pages=60))
+    llm = LLM(artifact(model, mesh), num_kv_pages=60, cuda_graphs=cuda_graphs)
+    try:
+        assert generated(llm) == wanted
+        assert generated(llm) == wanted, "from cached pages, and by captured graphs"
+        assert bool(llm.loaded.executor.captured.decode) is (cuda_graphs != "none")
+    finally:
+        closed(llm)
+
+
+def test_grammars_wait_for_masks_on_both_ranks(artifact: Callable[[str, str], Path]) -> None:
+    """Steps with a grammar and without one, in turns: both ranks replay graphs of two parts for the first."""
+    from ingot import StructuredOutputsParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=12, structured_outputs=StructuredOutputsParams(regex="[0-9]{3,6}")
+    )
+    answers = []
+    for mesh in ("", "tp=2", "pp=2"):
+        llm = LLM(artifact("llama", mesh), num_kv_pages=60)
+        if llm.get_tokenizer() is None:
+            pytest.skip("the tiny checkpoint has no tokenizer")
+        answers.append([list(one.outputs[0].token_ids) for one in llm.generate(["a", "b"], [params, PARAMS[0]])])
+        if mesh:
+            closed(llm)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def strike(fault: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = llm.loaded.leader
+    assert leader is not None
+    if fault == "raise":
+        write = leader._steps._slots.write
+
+        def spoiled(slot: Any, inputs: Any) -> None:
+            write(slot, inputs)
+            slot[0] = 10**6  # a step with more tokens than its buffer
+
+        monkeypatch.setattr(leader._steps._slots, "write", spoiled)
+    else:
+        os.kill(leader.process_ids[1], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("INGOT_GPU_RANK_FAULTS", "20"))))
+def test_a_fault_ends_all_ranks(
+    number: int, artifact: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a random step: rank 1 is killed, stopped, or fails. Rank 0 waits for it on the GPU by then."""
+    draw = random.Random(f"{run_seed()} {number}")
+    mesh, fault, at = ("tp=2", "pp=2")[number % 2], ("kill", "stop", "raise")[number % 3], draw.randint(1, 40)
+    llm = LLM(artifact("llama", mesh), num_kv_pages=60, cuda_graphs=draw.choice(("need", "none")))
+    leader = llm.loaded.leader
+    assert leader is not None
+    try:
+        engine: Any = llm.llm_engine
+        engine.add_request("long", {"prompt_token_ids": [4, 5]}, SamplingParams(max_tokens=150, ignore_eos=True))
+        for _ in range(at):
+            engine.step()
+        pids = leader.process_ids
+        begin = time.monotonic()
+        strike(fault, llm, monkeypatch)
+        with pytest.raises(RankError) as caught:
+            while True:
+                engine.step()
+        assert time.monotonic() - begin < SECONDS, again((mesh, fault, at))
+        assert caught.value.what.startswith("rank 1 "), caught.value.what
+        while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids.values())):
+            time.sleep(0.02)
+        assert all(map(is_gone, pids.values())), again((mesh, fault, at))
+    finally:
+        leader.close()
+
+
+def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path]) -> None:
+    """Rank 0 is killed while it generates: the kernels of rank 1 wait for it, and nothing tells them."""
+    script = (
+        "import sys\nfrom ingot import LLM, SamplingParams\nllm = LLM(sys.argv[1], num_kv_pages=60)\n"
+        "print(*llm.loaded.leader.process_ids.values(), flush=True)\n"
+        "while True:\n    llm.generate({'prompt_token_ids': [4]}, SamplingParams(max_tokens=100, ignore_eos=True))\n"
+    )
+    command = [sys.executable, "-c", script, str(artifact("llama", "tp=2"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        pids = [int(one) for one in child.stdout.readline().split()]
+        time.sleep(1.0)
+        begin = time.monotonic()
+        child.kill()
+        while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids)):
+            time.sleep(0.02)
+        assert len(pids) == 1 and all(map(is_gone, pids))
+
+
+@pytest.fixture
+def full_gpu() -> Iterator[None]:
+    """All but 600 MB of GPU 1 is taken by this process."""
+    free, _ = torch.cuda.mem_get_info(1)
+    taken = torch.empty(free - (600 << 20), dtype=torch.uint8, device="cuda:1")
+    yield
+    del taken
+    torch.cuda.empty_cache()
+
+
+def test_a_gpu_without_memory_is_said(artifact: Callable[[str, str], Path], full_gpu: None) -> None:
+    from ingot.ir.errors import IngotError
+
+    path = artifact("llama", "tp=2")
+    begin = time.monotonic()
+    with pytest.raises(IngotError):
+        LLM(path)
+    assert time.monotonic() - begin < 60
