@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+from gpu_model import MODEL
 from run_seed import again, run_seed
 from thread_ranks import is_gone
 from tiny import TINY
+from tokenizers import decoders, pre_tokenizers
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.errors import RankError
@@ -94,22 +98,35 @@ def test_tokens_are_those_of_one_gpu(
         closed(llm)
 
 
-def test_grammars_wait_for_masks_on_both_ranks(artifact: Callable[[str, str], Path]) -> None:
-    """Steps with a grammar and without one, in turns: both ranks replay graphs of two parts for the first."""
-    from ingot import StructuredOutputsParams
-
-    params = SamplingParams(
-        temperature=0.0, max_tokens=12, structured_outputs=StructuredOutputsParams(regex="[0-9]{3,6}")
-    )
-    answers = []
-    for mesh in ("", "tp=2", "pp=2"):
-        llm = LLM(artifact("llama", mesh), num_kv_pages=60)
-        if llm.get_tokenizer() is None:
-            pytest.skip("the tiny checkpoint has no tokenizer")
-        answers.append([list(one.outputs[0].token_ids) for one in llm.generate(["a", "b"], [params, PARAMS[0]])])
-        if mesh:
-            closed(llm)
-    assert answers[0] == answers[1] == answers[2]
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2"])
+def test_grammars_wait_for_masks_on_both_ranks(mesh: str, tmp_path: Path) -> None:
+    """Steps with grammars and without them, in turns: both ranks replay graphs of two parts for the first."""
+    checkpoint = MODEL.write(tmp_path / "checkpoint")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 256}')
+    compile_model(checkpoint, tmp_path / "a.ingot", mesh=parse_mesh(mesh), target="cuda", **LIMITS)
+    llm = LLM(tmp_path / "a.ingot", num_kv_pages=60)
+    free = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    try:
+        alone = [one.outputs[0].token_ids for one in llm.generate(["a", "cd"], free)]
+        params = [
+            SamplingParams(temperature=1.0, seed=seed, max_tokens=40, structured_outputs={"regex": "[0-9]{3,6}x"})
+            for seed in range(3)
+        ]
+        found = [
+            one.outputs[0] for one in llm.generate(["a", "b", "cd", "e", "f"], [free, params[0], free, *params[1:]])
+        ]
+        assert [one.token_ids for one in found[::2][:2]] == alone
+        for one in (found[1], *found[3:]):
+            assert one.finish_reason == "stop" and re.fullmatch("[0-9]{3,6}x", one.text), one
+        assert [one.outputs[0].token_ids for one in llm.generate(["a", "cd"], free)] == alone
+    finally:
+        closed(llm)
 
 
 def strike(fault: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

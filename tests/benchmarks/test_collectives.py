@@ -1,0 +1,34 @@
+"""The figures of all-reduces: the median of replays, and the share of the bandwidth of a copy between GPUs."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+from benchmark_scripts import BENCHMARKS
+
+
+@pytest.fixture
+def collectives(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "kernels"))
+    return importlib.import_module("collectives")
+
+
+def test_figures(collectives: ModuleType) -> None:
+    times = {"8192": [9e-6, 6e-6, 7e-6], "16777216": [60e-6]}
+    found = collectives.figures(times, 400e9, 4)
+    assert found["all_reduce_8192.nccl"].value == 7e-6
+    # Of four ranks, each sends and receives one and a half times the bytes.
+    assert found["all_reduce_16777216.nccl.of_copy"].value == pytest.approx(1.5 * 16777216 / 400e9 / 60e-6)
+    assert found["peer_copy"].value == 400e9
+
+
+def test_fewer_gpus_than_ranks(collectives: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["collectives.py", "--ranks", "3"])
+    monkeypatch.setattr(collectives.torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit, match="3 ranks need as many GPUs, and this process can use 1"):
+        collectives.main()
