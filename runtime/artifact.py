@@ -5,7 +5,6 @@ Digests detect damage, not attacks: an artifact holds native code, so load artif
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,13 +24,14 @@ from ingot.ir.artifact.manifest import (
     Manifest,
     checksum_text,
 )
-from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.artifact.manifest_file import MANIFEST, shared_folder, tokenizer_folder
 from ingot.ir.artifact.trace import HOW_TO_GET, PASSES, Trace, read_trace
 from ingot.ir.errors import ArtifactError
 from ingot.ir.json_text import parse_json
 from ingot.ir.listing import LISTED, listed
+from ingot.runtime.artifact_files import read_capped, recorded_checkpoint
+from ingot.runtime.variants import check_variant, variant_folder
 
-_MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
 _AGAIN = "compile the model again, or copy the artifact again"
 
@@ -55,7 +55,22 @@ class Artifact:
     def file(self, relpath: str) -> Path:
         """Return the absolute path of a file. `relpath` is its path within the artifact. Raises ArtifactError if the
         manifest does not list it."""
-        return self.folder / self._entry(relpath).path
+        return self.place(self._entry(relpath))
+
+    def place(self, entry: FileEntry) -> Path:
+        """Return the absolute path of a file of the manifest. A variant of a fat artifact shares files with others."""
+        return self.folder / entry.path if entry.shared is None else self.shared / entry.shared
+
+    @cached_property
+    def shared(self) -> Path:
+        """The folder of the files that this artifact shares with others: the fat artifact that it is a variant of, or
+        else its own folder."""
+        return shared_folder(self.folder)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer's files. A model without a tokenizer has none there."""
+        return tokenizer_folder(self.folder)
 
     def read_text(self, relpath: str) -> str:
         """Return the text of a file. Raises ArtifactError if the manifest does not list it, or if it cannot be read as
@@ -113,7 +128,7 @@ class Artifact:
         """
         chunks = self.chunks(relpaths)
         try:
-            found = digest_many([(self.folder / entry.path, index) for entry, index in chunks], threads)
+            found = digest_many([(self.place(entry), index) for entry, index in chunks], threads)
         except OSError as error:
             raise self.unreadable(error) from error
         self.check_digests(dict(zip(chunks, found, strict=True)))
@@ -163,6 +178,7 @@ class Artifact:
 def open_artifact(
     path: str | Path,
     *,
+    variant: str | None = None,
     check: Callable[[Manifest], None] | None = None,
     verify: bool = True,
     threads: int | None = None,
@@ -173,16 +189,19 @@ def open_artifact(
     The checks run in this order: schema version, checksum of the manifest, fields of the manifest, `check`, names and
     sizes of all files, digests.
 
+    variant   the name of a target, such as "sm_90": the variant of a fat artifact to open; None: this machine's
     check     a further check: called with the manifest, raises an error to refuse the artifact. The loader compares the
               artifact's target and versions with this machine
     verify    compare the digests of all files except the weights. The loader checks the weights while it copies them
     threads   number of threads that compute digests; default: one per core, at most 8
 
-    Raises ArtifactError, and the errors of `check`.
+    Raises ArtifactError, TargetError if no variant of a fat artifact fits, and the errors of `check`.
     """
-    folder = _folder(path)
+    folder = variant_folder(_folder(path), variant)
     try:
         manifest, build_id = _read_manifest(folder)
+        if (outer := shared_folder(folder)) != folder:
+            check_variant(outer, folder.name, build_id)
     except OSError as error:
         raise _unreadable(folder, error) from error
     if check is not None:
@@ -231,7 +250,7 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
             expected="an artifact folder (NAME.ingot)",
             hint=f"this is a checkpoint: {_MAKE}" if (folder / "config.json").is_file() else _MAKE,
         )
-    data = _read_capped(folder / MANIFEST)
+    data = read_capped(folder / MANIFEST)
     try:
         value, unread = parse_json(data), None
     except ValueError as error:
@@ -242,8 +261,8 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise _schema_error(folder, version)
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
-    outside = {name: _read_capped(folder / name) for name in OUTSIDE_IDENTITY if (folder / name).is_file()}
-    found = _read_capped(folder / CHECKSUMS)
+    outside = {name: read_capped(folder / name) for name in OUTSIDE_IDENTITY if (folder / name).is_file()}
+    found = read_capped(folder / CHECKSUMS)
     expected, build_id = checksum_text(data, outside)
     if found != expected.encode():
         raise _checksum_error(folder, found, expected)
@@ -270,20 +289,8 @@ def _schema_error(folder: Path, version: object) -> ArtifactError:
         f"the artifact has schema version {version!s:.80}",
         where=str(folder / MANIFEST),
         expected=f"schema version {SCHEMA_VERSION}, the one that this Ingot reads",
-        hint=f"compile it again with `compile-model {_checkpoint(folder)} -o NAME.ingot`, or {other}",
+        hint=f"compile it again with `compile-model {recorded_checkpoint(folder)} -o NAME.ingot`, or {other}",
     )
-
-
-def _checkpoint(folder: Path) -> str:
-    """Return the path or hub name of an artifact's checkpoint, quoted for a shell. It comes from timings.json. Return
-    "CHECKPOINT" if that file does not name it."""
-    path = folder / TIMINGS
-    try:
-        value = parse_json(_read_capped(path)) if path.is_file() else None
-    except (OSError, ValueError, ArtifactError):
-        value = None
-    found = value.get("hub", value.get("checkpoint")) if isinstance(value, dict) else None
-    return shlex.quote(found) if isinstance(found, str) and found and found.isprintable() else "CHECKPOINT"
 
 
 def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
@@ -326,7 +333,16 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                     found[relpath] = entry.stat(follow_symlinks=False).st_size
                 else:
                     odd.append(relpath)
-    wanted = {entry.path: entry.size for entry in manifest.files}
+    wanted = {entry.path: entry.size for entry in manifest.files if entry.shared is None}
+    outer = shared_folder(folder)
+    for listed_file in manifest.files:
+        if listed_file.shared is not None:
+            wanted[listed_file.shared] = listed_file.size
+            place = outer / listed_file.shared
+            if any(one.is_symlink() for one in (place, *place.parents) if one.is_relative_to(outer)):
+                odd.append(listed_file.shared)
+            elif place.is_file():
+                found[listed_file.shared] = place.stat().st_size
     problems = [f"{path}: a link or special file" for path in sorted(odd)]
     problems += [f"{path}: missing" for path in sorted(wanted.keys() - found.keys() - set(odd))]
     problems += [f"{path}: not listed in the manifest" for path in sorted(found.keys() - wanted.keys() - UNLISTED)]
@@ -342,13 +358,3 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
             expected="exactly the files of the manifest, with their sizes, and no links",
             hint=_AGAIN,
         )
-
-
-def _read_capped(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(_MAX_MANIFEST_BYTES + 1)
-    if len(data) > _MAX_MANIFEST_BYTES:
-        raise ArtifactError(
-            f"{path.name} is too large", where=str(path), expected=f"at most {_MAX_MANIFEST_BYTES} bytes"
-        )
-    return data

@@ -332,7 +332,7 @@ def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Toke
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None
     with phases.phase("tokenizer"):
-        return Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
+        return Tokenizer.load(artifact.tokenizer, eos_fallback=eos)
 
 
 def _timed(phases: Phases, phase: str, work: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

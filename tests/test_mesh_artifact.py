@@ -12,7 +12,7 @@ from safetensors import safe_open
 from sharded import CASES
 
 from ingot import compile_model
-from ingot.compile.packing import pack_weights
+from ingot.compile.packing import Wanted, pack_weights
 from ingot.compile.publish import ArtifactWriter
 from ingot.debug.explain import explain
 from ingot.debug.requested_step import RequestedStep
@@ -202,7 +202,9 @@ def test_tied_parts_are_one_tensor(tmp_path: Path) -> None:
     stored = torch.arange(12.0).view(4, 3)
     reads: list[str] = []
     with ArtifactWriter(tmp_path / "a.ingot") as writer:
-        packed = pack_weights({"a": spec, "b": spec}, lambda name: reads.append(name) or stored, writer, mesh=MESH)
+        packed = pack_weights(
+            {"": Wanted({"a": spec, "b": spec}, writer)}, lambda name: reads.append(name) or stored, writer, mesh=MESH
+        )
         index = json.loads(writer.path("weights.json").read_text())
     assert (packed.bytes, packed.tensors, packed.params) == (48, 1, 2) and reads == ["w"], "read once for all ranks"
     assert index["b"]["same_as"] == "a" and [part["file"] for part in index["a"]["parts"]] == [

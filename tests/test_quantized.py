@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.cli.views.weights import print_weights
-from ingot.compile.packing import pack_weights
+from ingot.compile.packing import Wanted, pack_weights
 from ingot.compile.publish import ArtifactWriter
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
@@ -221,7 +221,7 @@ def test_a_shared_step_is_executed_once(tmp_path: Path) -> None:
         return torch.randn(4) if name.startswith("norm") else torch.randn(8, 64)
 
     with ArtifactWriter(tmp_path / "x.ingot") as writer:
-        packed = pack_weights(params, read, writer)
+        packed = pack_weights({"": Wanted(params, writer)}, read, writer)
     assert sorted(reads) == ["a", "b", "norm.scales", "norm.weight", "norm.zeros"]
     assert packed.tensors == 6 and packed.bytes == 16 * 32 + 16 * 2 * 5 + 3 * 16
 

@@ -127,6 +127,25 @@ def test_given_tiles_are_compiled_and_lacking_ones_are_said(
 
 
 @in_one_of(3)
+def test_a_log_given_to_a_compile_for_several_targets_is_of_its_own_target(
+    plain: CompileReport, compile_it: Callable[..., CompileReport], tmp_path: Path
+) -> None:
+    first, *_ = _products(_log(plain))
+    given = _log(plain).model_copy(update={"choices": (_faster(first),)})
+    (tmp_path / "log.json").write_text(given.model_dump_json())
+    report = compile_it(target="cpu,sm_90", tuning_log=str(tmp_path / "log.json"))
+    variant = report.variants["sm_90"]
+    found = {choice.key: choice for choice in _log(variant).choices}
+    assert found[first.key] == _faster(first).model_copy(update={"source": "given"})
+    (key,) = _executables(variant) - _executables(plain)
+    launches = json.loads((variant.output / "exe" / "sm_90" / key / "launches.json").read_text())["launches"]
+    assert [launch["warps"] for launch in launches] == [_faster(first).tiles["warps"]]
+    # The fat artifact is a log for each of its targets.
+    again = compile_it(tuning_log=report.output)
+    assert _executables(again) == _executables(variant)
+
+
+@in_one_of(3)
 def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
     plain: CompileReport, compile_it: Callable[..., CompileReport], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,9 +10,10 @@ from torch import fx
 
 from ingot.backends.table import find_entry
 from ingot.compile.emitter import Emitter
+from ingot.compile.folder_writer import WritableFiles
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
-from ingot.compile.publish import ArtifactWriter, Sealed
+from ingot.compile.publish import Sealed
 from ingot.ir.artifact.backend_times import BackendTimes, Decision
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def write_program(
-    writer: ArtifactWriter,
+    writer: WritableFiles,
     model: Model,
     lowered: Mapping[str, Lowered],
     plan_file: PlanFile,
@@ -57,7 +58,7 @@ def write_program(
     writer.write_json("choices.json", _choices(lowered, choices))
 
 
-def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
+def write_trace(writer: WritableFiles, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
     """Write the record of every pass, and return the seconds that this took.
 
     `level` is "full", "summary" or "none". `lowered` maps an entry (a program of the model, such as "main") to the
@@ -158,7 +159,7 @@ def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[st
 
 
 def write_timings(
-    writer: ArtifactWriter,
+    writer: WritableFiles,
     phases: Mapping[str, float],
     lowered: Mapping[str, Lowered],
     emitter: Emitter,
@@ -197,7 +198,7 @@ def write_timings(
     )
 
 
-def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
+def write_golden(writer: WritableFiles, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
     """Run the artifact `sealed` before it is published, and write digests of its logits (the golden run).
 
     Return the times of its instructions by bucket class (range of step sizes). If there is no golden run, return the
@@ -231,6 +232,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
         request_key=key,
         exe_keys=tuple(sorted(executable.id for executable in plans.all_executables())),
         target=identity,
+        tried=request.target.tried,
         versions=versions,
         model={
             "architecture": spec.architecture,

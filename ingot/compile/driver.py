@@ -17,12 +17,15 @@ from ingot.compile.adapted_entry import DEFAULT_LORA_RANK
 from ingot.compile.cache import cache_folder, locked
 from ingot.compile.contents import backend_times, manifest_of, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
+from ingot.compile.folder_writer import WritableFiles
 from ingot.compile.golden import InstructionSeconds
+from ingot.compile.identity import Document
 from ingot.compile.merged_plans import merged_plans, resident_params, stage_folders, staged_plans
 from ingot.compile.numerics import NumericsCheck, NumericsReport
-from ingot.compile.packing import Packed, pack_weights
-from ingot.compile.publish import ArtifactWriter, Sealed
+from ingot.compile.packing import Packed, Wanted, pack_weights
+from ingot.compile.publish import ArtifactWriter, Sealed, VariantFiles
 from ingot.compile.request import Request
+from ingot.compile.targets import fat_key, read_requests
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import LACKS, log_of, with_reasons
@@ -30,18 +33,20 @@ from ingot.ir.adapters.sites import adapter_sites
 from ingot.ir.artifact.adapters import ADAPTED, ADAPTERS_FILE
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
+from ingot.ir.artifact.manifest_file import VARIANTS_FOLDER
 from ingot.ir.artifact.plan import PlanFile, Plans
 from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord
 from ingot.ir.artifact.trace import Level
 from ingot.ir.errors import OptionError, UserBackendError
 from ingot.ir.mesh import STAGES, within_stage
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Program
+from ingot.ir.program import Model, Program
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
-from ingot.passes.manager import OnPass, run_pipeline
+from ingot.passes.manager import Lowered, OnPass, run_pipeline
 from ingot.passes.stages import first_layers
 from ingot.rounding.check import RoundingCheck
+from ingot.runtime.variants import variant_folder
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class CompileReport:
     - `rounding`: the scores of the fusions; its `risks` were skipped
     - `quantization`: how weights were quantized with a calibration text; None without one
     - `dropped`: backends of other packages that failed and are left out, each with the reason; `notes` has them too
+    - `tried`: whether code for such machines has ever run on one
+    - `variants`: for several targets, the report of each by the name of the target. `output`, `build_id`,
+      `request_key`, `seconds`, `weight_bytes` and `artifact_bytes` are then of the fat artifact, and all other fields
+      of its first variant
     - `no_golden_run`: why the golden run, which `ingot verify` repeats, was skipped; "" if it ran
     """
 
@@ -82,6 +91,8 @@ class CompileReport:
     dropped: Mapping[str, str] = field(default_factory=dict)
     rounding: RoundingCheck = field(default_factory=lambda: RoundingCheck(()))
     quantization: QuantizationRecord | None = None
+    tried: bool = True
+    variants: Mapping[str, "CompileReport"] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,9 +104,15 @@ class _Clock:
 
     progress: OnProgress
     seconds: dict[str, float] = field(default_factory=dict)
+    target: str = ""
+
+    def of(self, target: str) -> "_Clock":
+        """Return a clock whose phases are named after one of several targets; "" is the only target."""
+        return _Clock(self.progress, self.seconds, target) if target else self
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        name = f"{self.target}: {name}" if self.target else name
         begin = time.perf_counter()
         self.progress(name, 0, 0)
         yield lambda done, total: self.progress(name, done, total)
@@ -147,7 +164,8 @@ def compile_model(
       needs are downloaded into the hub's cache
     - `revision`: a branch, tag or commit of the repository (default: main)
     - `target`: "auto" (this machine's GPU if it has one, else its CPU), "cpu", "cuda", or a GPU's capability such as
-      "sm_90". That GPU need not be present
+      "sm_90". That GPU need not be present. Several, as in "sm_90,cpu", make a fat artifact: a variant for each target,
+      and one set of weights
     - `backend`: selects the backends that may compute for the target
     - `dtype`: "auto" keeps the checkpoint's dtype
     - `kv_cache_dtype`: "auto" stores keys and values in the model's dtype. "fp8" and "int8" store them in eight bits
@@ -195,7 +213,7 @@ def compile_model(
     # Open the output first, so that an unwritable path fails before minutes of compiling.
     with ArtifactWriter(output) as writer:
         begin = time.perf_counter()
-        request = Request.read(
+        requests = read_requests(
             checkpoint,
             revision=revision,
             target=target,
@@ -227,8 +245,8 @@ def compile_model(
             max_lora_rank=max_lora_rank,
             progress=progress,
         )
-        hub = {"hub": time.perf_counter() - begin} if request.origin else {}
-        return _compile(request, writer, progress, hub, jobs, on_pass, check_numerics=check_numerics)
+        hub = {"hub": time.perf_counter() - begin} if requests[0].origin else {}
+        return _compile(requests, writer, progress, hub, jobs, on_pass, check_numerics=check_numerics)
 
 
 def compile_cached(
@@ -236,28 +254,34 @@ def compile_cached(
     *,
     jobs: int | None = None,
     progress: OnProgress = no_progress,
+    variant: str | None = None,
     **options: Any,
 ) -> Path:
     """Return the path of the cached artifact of `checkpoint`, a folder or a hub name.
 
+    For several targets, this is the fat artifact, or its `variant` for one of the targets.
+
     If the cache lacks it, it is compiled. The cache's key is the `request_key`, a digest of the checkpoint and all
     options. `options` are keyword arguments of `compile_model`. Two processes that need one artifact compile it once.
     """
-    request = Request.read(checkpoint, progress=progress, **options)
-    key = request.key(request.trace())
+    requests = read_requests(checkpoint, progress=progress, **options)
+    if variant is not None and variant not in (names := [one.target.name for one in requests]):
+        raise OptionError(f"the variant '{variant:.80}' is not compiled", expected=", ".join(names))
+    keys = {one.target.name: one.key(one.trace()) for one in requests}
+    key = fat_key(keys) if len(keys) > 1 else next(iter(keys.values()))
     folder = cache_folder("artifacts")
     with locked(folder / f"{key}.lock"):
         path = folder / f"{key}.ingot"
         if not path.exists():
             with ArtifactWriter(path) as writer:
-                report = _compile(request, writer, progress, {}, jobs)
+                report = _compile(requests, writer, progress, {}, jobs)
             for name, reason in report.dropped.items():  # only a command prints the notes of a compile
                 logging.getLogger("ingot").warning("compiled without the backend '%s': %s", name, reason)
-    return path
+    return path if variant is None else variant_folder(path, variant)
 
 
 def _compile(
-    request: Request,
+    requests: Sequence[Request],
     writer: ArtifactWriter,
     progress: OnProgress,
     seconds: Mapping[str, float],
@@ -266,7 +290,7 @@ def _compile(
     *,
     check_numerics: bool = False,
 ) -> CompileReport:
-    """Compile the request into the files of `writer`. `seconds` has the times of phases so far.
+    """Compile the requests, one for each target, into the files of `writer`. `seconds` has the times of phases so far.
 
     If a backend of another package fails that the user did not name, this begins again without it. The executables of
     other backends are in the cache by then.
@@ -274,17 +298,41 @@ def _compile(
     while True:
         try:
             clock = _Clock(progress, dict(seconds))
-            return _compile_once(request, writer, clock, jobs, on_pass, check_numerics=check_numerics)
+            return _compile_once(requests, writer, clock, jobs, on_pass, check_numerics=check_numerics)
         except UserBackendError as error:
-            if error.backend in request.asked or all(one.name != error.backend for one in request.backends):
+            asked = any(error.backend in request.asked for request in requests)
+            if asked or all(one.name != error.backend for request in requests for one in request.backends):
                 raise
             progress(f"leaving out the backend {error.backend}", 0, 0)
-            request = request.without(error.backend, error.what)
+            requests = [request.without(error.backend, error.what) for request in requests]
             writer.clear()
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What the passes make of one request: the programs and executables of an artifact, or of a variant of a fat one.
+
+    `files` writes its files.
+    """
+
+    request: Request
+    files: WritableFiles
+    model: Model
+    rounding: RoundingCheck
+    identity: Document
+    lowered: Mapping[str, Lowered]
+    emitter: Emitter
+    check: NumericsCheck | None
+    plan_file: PlanFile
+    plans: Plans
+
+    @property
+    def key(self) -> str:
+        return digest_json(self.identity)
+
+
 def _compile_once(
-    request: Request,
+    requests: Sequence[Request],
     writer: ArtifactWriter,
     clock: _Clock,
     jobs: int | None,
@@ -296,16 +344,82 @@ def _compile_once(
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
     workers = jobs or len(os.sched_getaffinity(0))
     load_user_ops()
+    fat = len(requests) > 1
+    parts: dict[str, _Part] = {}
+    traced: dict[object, tuple[Model, RoundingCheck]] = {}
+    with _few_collections() as collect:
+        for request in requests:
+            name = request.target.name if fat else ""
+            files = VariantFiles(writer, name) if fat else writer
+            parts[name] = _lower(
+                request, files, clock.of(name), workers, on_pass, traced, check_numerics=check_numerics
+            )
+        collect()
+    first = next(iter(parts.values()))
+    with clock.phase("weights") as step:
+        wanted = {
+            name: Wanted(resident_params(one.lowered), one.files, stage_folders(one.plan_file))
+            for name, one in parts.items()
+        }
+        # Any part's checkpoint has the float weights; a calibration adds tensors, which are those of all targets.
+        packed = pack_weights(wanted, first.request.checkpoint.read, writer, step, within_stage(first.request.mesh))
+    with clock.phase("write"):
+        recording = {name: _write(one) for name, one in parts.items()}
+        for file, path in first.request.checkpoint.tokenizer_files.items():
+            shutil.copyfile(path, writer.path(f"tokenizer/{file}"))
+        manifests = {name: manifest_of(one.request, one.key, one.plans) for name, one in parts.items()}
+        key = fat_key({name: one.key for name, one in parts.items()}) if fat else first.key
+        sealed = writer.seal_variants(manifests, key) if fat else {"": writer.seal(manifests[""])}
+    golden = {name: _golden_run(one.request, one.files, sealed[name], clock.of(name)) for name, one in parts.items()}
+    for name, one in parts.items():
+        timed = clock.seconds, one.lowered, one.emitter, one.request, recording[name], golden[name][0]
+        write_timings(one.files, *timed)
+    build_id = writer.publish()
+    reports = {
+        name: _report(one, writer.output, sealed[name].build_id, clock, packed, golden[name][1])
+        for name, one in parts.items()
+    }
+    if not fat:
+        return replace(reports[""], build_id=build_id)
+    return replace(
+        next(iter(reports.values())),
+        output=writer.output,
+        build_id=build_id,
+        request_key=key,
+        artifact_bytes=_bytes_in(writer.output),
+        variants=reports,
+    )
+
+
+def _lower(
+    request: Request,
+    files: WritableFiles,
+    clock: _Clock,
+    workers: int,
+    on_pass: OnPass | None,
+    traced: dict[object, tuple[Model, RoundingCheck]],
+    *,
+    check_numerics: bool,
+) -> _Part:
+    """Trace the model, run the passes and compile the executables of one target.
+
+    `traced` has the traced model and the score of its fusions by limits, for further targets: a definition is traced
+    once, and its sizes are bounded by the limits.
+    """
     backends = {backend.name: backend for backend in request.backends}
     tuner = Tuner(request.target, on_done=partial(clock.progress, "timing tile sizes")) if request.tune else None
-    with _few_collections() as collect, Emitter(backends, request.target, workers, tuner) as emitter:
+    with Emitter(backends, request.target, workers, tuner) as emitter:
         if request.target.device != "cpu" or not request.deterministic:  # a deterministic CPU compile has no regions
             emitter.warm_up()
-        with clock.phase("trace"):
-            model = request.trace()
+        if (known := traced.get(request.limits)) is None:
+            with clock.phase("trace"):
+                model = request.trace()
+        else:
+            model = known[0]
         with clock.phase("identify"):
-            rounding = request.rounding(model)
+            rounding = request.rounding(model) if known is None else known[1]
             identity = request.identity(model, rounding)
+        traced[request.limits] = model, rounding
         if request.text is not None:
             with clock.phase("calibrate") as step:
                 request = request.calibrated(model, identity, step)
@@ -346,46 +460,33 @@ def _compile_once(
                 )
                 for entry in model.entries
             }
-        collect()
-        with clock.phase("weights") as step:
-            params = resident_params(lowered)
-            plans = merged_plans(lowered, model.round)
-            file = PlanFile.alike(plans, request.mesh)
-            if stages > 1:
-                file = PlanFile.staged(staged_plans(lowered, model.round), request.mesh)
-            packed = pack_weights(
-                params, request.checkpoint.read, writer, step, within_stage(request.mesh), stage_folders(file)
-            )
-        with clock.phase("write"):
-            choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
-            write_program(writer, model, lowered, file, choices)
-            used = [one for executable in plans.all_executables() for one in choices[executable.id]]
-            calls = backend_times(lowered)
-            if used or calls:
-                writer.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
-            if check is not None:
-                writer.write_json(NUMERICS, check.report().to_json())
-            if request.calibration is not None:
-                writer.write_json(QUANTIZATION, request.calibration.record.model_dump(mode="json"))
-            _write_files(request, writer, emitter, plans)
-            if ADAPTED in lowered:
-                shapes = {name: info.shape for name, info in request.checkpoint.logical.tensors.items()}
-                sites = adapter_sites(lowered[ADAPTED].fused, shapes)
-                writer.write_json(ADAPTERS_FILE, sites.model_dump(mode="json"))
-            key = digest_json(identity)
-            writer.write_json(REQUEST, {"options": request.options, "identity": identity})
-            recording = write_trace(writer, request.options["trace"], model, lowered)
-            sealed = writer.seal(manifest_of(request, key, plans))
-        seconds, no_golden_run = _golden_run(request, writer, sealed, clock)
-        write_timings(writer, clock.seconds, lowered, emitter, request, recording, seconds)
-        build_id = writer.publish()
-    copies = second_copies(params)
-    report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
-    record = None if request.calibration is None else request.calibration.record
-    report = replace(
-        report, notes=request.notes(model), dropped=request.dropped, rounding=rounding, quantization=record
-    )
-    return replace(report, numerics=check.report()) if check is not None else report
+    plans = merged_plans(lowered, model.round)
+    file = PlanFile.alike(plans, request.mesh)
+    if stages > 1:
+        file = PlanFile.staged(staged_plans(lowered, model.round), request.mesh)
+    return _Part(request, files, model, rounding, identity, lowered, emitter, check, file, plans)
+
+
+def _write(part: _Part) -> float:
+    """Write the files of one target but weights, tokenizer and manifest. Return the seconds of writing the trace."""
+    request, files, emitter, plans, lowered = part.request, part.files, part.emitter, part.plans, part.lowered
+    choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
+    write_program(files, part.model, lowered, part.plan_file, choices)
+    used = [one for executable in plans.all_executables() for one in choices[executable.id]]
+    calls = backend_times(lowered)
+    if used or calls:
+        files.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
+    if part.check is not None:
+        files.write_json(NUMERICS, part.check.report().to_json())
+    if request.calibration is not None:
+        files.write_json(QUANTIZATION, request.calibration.record.model_dump(mode="json"))
+    _write_executables(request, files, emitter, plans)
+    if ADAPTED in lowered:
+        shapes = {name: info.shape for name, info in request.checkpoint.logical.tensors.items()}
+        sites = adapter_sites(lowered[ADAPTED].fused, shapes)
+        files.write_json(ADAPTERS_FILE, sites.model_dump(mode="json"))
+    files.write_json(REQUEST, {"options": request.options, "identity": part.identity})
+    return write_trace(files, request.options["trace"], part.model, lowered)
 
 
 @contextlib.contextmanager
@@ -414,22 +515,17 @@ def _few_collections() -> Iterator[Callable[[], None]]:
             gc.enable()
 
 
-def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
-    """Write the files of the executables and of the tokenizer.
-
-    Also write the JSON documents whose digests are the executables' cache keys.
-    """
+def _write_executables(request: Request, writer: WritableFiles, emitter: Emitter, plans: Plans) -> None:
+    """Write the files of the executables, and the JSON documents whose digests are their cache keys."""
     for executable in plans.all_executables():
         folder = f"exe/{request.target.name}/{executable.id}"
         for name in executable.files:
             shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
     writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
-    for name, path in request.checkpoint.tokenizer_files.items():
-        shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
 
 
 def _golden_run(
-    request: Request, writer: ArtifactWriter, sealed: Sealed, clock: _Clock
+    request: Request, writer: WritableFiles, sealed: Sealed, clock: _Clock
 ) -> tuple[Mapping[str, InstructionSeconds], str]:
     """Run the artifact `sealed` once and store digests of its results, which `ingot verify` compares (the golden run).
 
@@ -454,26 +550,20 @@ def _all_of(hooks: Sequence[OnPass]) -> OnPass:
 
 
 def _report(
-    request: Request,
-    writer: ArtifactWriter,
-    key: str,
-    build_id: str,
-    clock: _Clock,
-    plans: Plans,
-    emitter: Emitter,
-    packed: Packed,
-    copies: tuple[SecondCopy, ...],
-    no_golden_run: str,
+    part: _Part, output: Path, build_id: str, clock: _Clock, packed: Packed, no_golden_run: str
 ) -> CompileReport:
+    request, plans, emitter = part.request, part.plans, part.emitter
     per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
     for bucket in buckets:
         for name, count in bucket.nodes_per_backend().items():
             per_backend[name] = per_backend.get(name, 0) + count
+    if isinstance(part.files, VariantFiles):
+        output = output / VARIANTS_FOLDER / part.files.name
     return CompileReport(
-        output=writer.output,
+        output=output,
         build_id=build_id,
-        request_key=key,
+        request_key=part.key,
         seconds=clock.seconds,
         regions=sum(
             1 for bucket in buckets for instruction in bucket.instructions if instruction.target.startswith("exe.")
@@ -483,8 +573,18 @@ def _report(
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
         plans=plans,
-        second_copies=copies,
+        second_copies=second_copies(resident_params(part.lowered)),
+        numerics=None if part.check is None else part.check.report(),
         no_golden_run=no_golden_run,
         origin=request.origin,
-        artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
+        artifact_bytes=_bytes_in(output),
+        notes=request.notes(part.model),
+        dropped=request.dropped,
+        rounding=part.rounding,
+        quantization=None if request.calibration is None else request.calibration.record,
+        tried=request.target.tried,
     )
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

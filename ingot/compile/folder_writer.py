@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,27 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
-class FolderWriter:
+class WritableFiles(ABC):
+    """Writes the files of a folder by their relative paths."""
+
+    @abstractmethod
+    def path(self, relpath: str) -> Path:
+        """Return the path at which to write the file `relpath`. Make its folders. Raises OSError or InternalError."""
+
+    def write_bytes(self, relpath: str, data: bytes) -> None:
+        """Write one file. Raises OSError, InternalError."""
+        self.path(relpath).write_bytes(data)
+
+    def write_text(self, relpath: str, text: str) -> None:
+        """Write one file in UTF-8 and keep its newlines. Raises OSError, InternalError."""
+        self.write_bytes(relpath, text.encode("utf-8"))
+
+    def write_json(self, relpath: str, value: object) -> None:
+        """Write `value` to one file as canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
+        self.write_text(relpath, dump_json(value))
+
+
+class FolderWriter(WritableFiles):
     """A context manager that writes one folder. Nothing is visible at `output` before `publish_folder` returns.
 
         with FolderWriter(Path("pico-onnx")) as writer:
@@ -98,18 +119,6 @@ class FolderWriter:
         path = self.folder() / relpath
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-    def write_bytes(self, relpath: str, data: bytes) -> None:
-        """Write one file. Raises OSError, InternalError."""
-        self.path(relpath).write_bytes(data)
-
-    def write_text(self, relpath: str, text: str) -> None:
-        """Write one file in UTF-8 and keep its newlines. Raises OSError, InternalError."""
-        self.write_bytes(relpath, text.encode("utf-8"))
-
-    def write_json(self, relpath: str, value: object) -> None:
-        """Write `value` to one file as canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
-        self.write_text(relpath, dump_json(value))
 
     def sync_soon(self, relpath: str) -> None:
         """Start to sync a written file to disk in the background. `publish` waits for this and raises its errors."""

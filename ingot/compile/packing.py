@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from ingot.compile.folder_writer import FolderWriter
+from ingot.compile.folder_writer import FolderWriter, WritableFiles
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import ONE_DEVICE, Mesh, ranks
@@ -37,13 +37,26 @@ class Packed:
     params: int
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The weights of one artifact, or of one variant of a fat artifact.
+
+    - `params`: by name
+    - `files`: where its weights.json is written
+    - `folders`: a further folder for some params, such as "stage1" for those of one pipeline stage
+    """
+
+    params: Mapping[str, ParamSpec]
+    files: WritableFiles
+    folders: Mapping[str, str] = field(default_factory=dict)
+
+
 def pack_weights(
-    params: Mapping[str, ParamSpec],
+    wanted: Mapping[str, Wanted],
     read: Callable[[str], torch.Tensor],
     writer: FolderWriter,
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
-    folders: Mapping[str, str] = MappingProxyType({}),
     *,
     file_bytes: int = SHARD_BYTES,
     writers: int = WRITERS,
@@ -54,22 +67,30 @@ def pack_weights(
     tensor. `on_done` is called with the number of finished params and the total. weights.json records where each param
     is. Params with equal recipe, placement (distribution over a mesh) and type share a tensor.
 
+    `wanted` maps the name of a variant to its weights; an artifact of one target is the variant "". Variants share
+    tensors too. A tensor that only some of them read is in a folder of their names, such as weights/cpu+sm_90, so that
+    each variant reads whole files.
+
     Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors. A rank then
-    reads only its bytes. `folders` has a further folder for some params, such as "stage1" for those of one pipeline
-    stage; a tensor that params of several folders share is in none. A file has about `file_bytes`, and up to `writers`
-    files are in memory while they are written.
+    reads only its bytes. A tensor that params of several `folders` share is in none. A file has about `file_bytes`, and
+    up to `writers` files are in memory while they are written.
 
     A recipe step with several results (a quantized weight, its scales and zeros) runs once. Its results are kept until
     the last param that needs one is written. Raises CheckpointError if the result of a recipe does not have the type of
     its param.
     """
-    owner: dict[tuple[Recipe, object, object], str] = {}
-    index: dict[str, dict[str, Any]] = {}
+    specs: dict[_Key, tuple[str, ParamSpec]] = {}
+    readers: dict[_Key, dict[str, str]] = {}  # by variant: the first param that reads the tensor
+    inner: dict[_Key, set[str]] = {}
+    for variant, one in wanted.items():
+        for name, spec in one.params.items():
+            key = _key(spec)
+            specs.setdefault(key, (name, spec))
+            readers.setdefault(key, {}).setdefault(variant, name)
+            inner.setdefault(key, set()).add(one.folders.get(name, ""))
     memo: dict[Recipe, Results] = {}
-    waiting = Counter(step for spec in params.values() for step in spec.recipe.shared_steps())
-    shared_by: dict[tuple[Recipe, object, object], set[str]] = {}
-    for name, spec in params.items():
-        shared_by.setdefault((spec.recipe, spec.placement, spec.type), set()).add(folders.get(name, ""))
+    waiting = Counter(step for _, spec in specs.values() for step in spec.recipe.shared_steps())
+    places: dict[_Key, dict[str, Any]] = {}
     total = 0
     with _Saving(writer, writers) as saving:
         made: dict[str, _Files] = {}
@@ -78,33 +99,54 @@ def pack_weights(
             folder = "/".join(("weights", *filter(None, path)))
             return made.setdefault(folder, _Files(saving, folder, file_bytes))
 
-        for done, (name, spec) in enumerate(params.items(), 1):
-            key = (spec.recipe, spec.placement, spec.type)
-            index[name] = {
-                "recipe": str(spec.recipe),
-                "dtype": DTYPE_NAMES[spec.type.dtype],
-                "shape": list(spec.type.shape),
-                "shard": [str(place) for place in spec.placement],
-            }
+        for done, (key, (name, spec)) in enumerate(specs.items(), 1):
             waiting.subtract(spec.recipe.shared_steps())
-            if key in owner:
-                index[name]["same_as"] = owner[key]
-                continue
-            owner[key] = name
-            folder = next(iter(shared_by[key])) if len(shared_by[key]) == 1 else ""
-            if mesh and any(place.kind == "shard" for place in spec.placement):
-                index[name]["parts"] = [{} for _ in ranks(mesh)]
-                for rank, place in zip(ranks(mesh), index[name]["parts"], strict=True):
+            some = "" if len(readers[key]) == len(wanted) else "+".join(readers[key])
+            path = some, next(iter(inner[key])) if len(inner[key]) == 1 else ""
+            place = places.setdefault(key, {})
+            if mesh and any(one.kind == "shard" for one in spec.placement):
+                place["parts"] = [{} for _ in ranks(mesh)]
+                for rank, part in zip(ranks(mesh), place["parts"], strict=True):
                     tensor = _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo))
-                    total += files_in(folder, f"rank{rank.index}").add(name, tensor, place)
+                    total += files_in(*path, f"rank{rank.index}").add(name, tensor, part)
             else:
-                total += files_in(folder).add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
+                total += files_in(*path).add(name, _made(name, spec, spec.recipe.execute(read, memo)), place)
             memo = {step: results for step, results in memo.items() if waiting[step] > 0}
-            on_done(done, len(params))
+            on_done(done, len(specs))
         for files in made.values():
             files.flush()
-    writer.write_json("weights.json", index)
-    return Packed(total, len(owner), len(params))
+    for variant, one in wanted.items():
+        one.files.write_json("weights.json", _index(variant, one.params, readers, places))
+    return Packed(total, len(specs), sum(len(one.params) for one in wanted.values()))
+
+
+# What makes a tensor: the recipe, the placement and the type of a param.
+_Key = tuple[Recipe, object, object]
+
+
+def _key(spec: ParamSpec) -> _Key:
+    return spec.recipe, spec.placement, spec.type
+
+
+def _index(
+    variant: str,
+    params: Mapping[str, ParamSpec],
+    readers: Mapping[_Key, Mapping[str, str]],
+    places: Mapping[_Key, dict[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Return the value of a variant's weights.json. The first param that reads a tensor has the tensor's place."""
+    index: dict[str, dict[str, Any]] = {}
+    for name, spec in params.items():
+        key = _key(spec)
+        owner = readers[key][variant]
+        index[name] = {
+            "recipe": str(spec.recipe),
+            "dtype": DTYPE_NAMES[spec.type.dtype],
+            "shape": list(spec.type.shape),
+            "shard": [str(place) for place in spec.placement],
+            **(places[key] if owner == name else {"same_as": owner}),
+        }
+    return index
 
 
 def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:

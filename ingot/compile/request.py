@@ -320,6 +320,10 @@ class Request:
         backends = tuple(with_choices(one, log.given()) for one in request.backends)
         return replace(request, backends=backends, decided=log.given_calls())
 
+    def sharing(self, other: "Request") -> "Request":
+        """Return the request with the opened checkpoint of `other`, a request of the same model for another target."""
+        return replace(self, checkpoint=other.checkpoint)
+
     def without(self, backend: str, reason: str) -> "Request":
         """Return the request without a backend of another package, which `notes` then names with the reason."""
         backends = tuple(one for one in self.backends if one.name != backend)

@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.cli.progress import OnProgress
 from ingot.compile.folder_writer import FolderWriter
-from ingot.compile.packing import SHARD_BYTES, pack_weights
+from ingot.compile.packing import SHARD_BYTES, Wanted, pack_weights
 from ingot.export.source import Source
 from ingot.export.weights import total_bytes
 from ingot.ir.formats import PARTS
@@ -43,7 +43,7 @@ def export_safetensors(source: Source, writer: FolderWriter, progress: OnProgres
         progress("weights", done, total)
 
     pack_weights(
-        params,
+        {"": Wanted(params, writer)},
         checkpoint.read,
         writer,
         on_done,

@@ -59,7 +59,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc]
         if tokenizer is None:
             raise OptionError("lm-eval needs a model with a tokenizer", where=self._name)
         self._tokenizer: Tokenizer = tokenizer
-        self._folder: Path = self._llm.loaded.artifact.folder / "tokenizer"
+        self._folder: Path = self._llm.loaded.artifact.tokenizer
         self._names = named_tokens(self._folder, read_json(self._folder / "tokenizer_config.json"))
         # A scoring request generates one token, and a continuation's last token is predicted, not read.
         longest = self._llm.loaded.limits.max_seq_len - 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from ingot.ir.artifact.manifest_file import mesh_in
+from ingot.ir.artifact.manifest_file import is_artifact, mesh_in
 from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.ir.mesh import parse_mesh, world_size
 from ingot.runtime.adapters.lora_request import LoRARequest
@@ -30,7 +30,7 @@ from ingot.serve.engine.replicas import Replicas
 from ingot.serve.engine.served_engine import ServedEngine
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
-from ingot.serve.find_artifact import find_artifact, is_artifact
+from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
 from ingot.serve.served_model import ServedModel, TextThreads
 

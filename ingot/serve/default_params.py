@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ingot.ir.artifact.manifest_file import tokenizer_folder
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -20,7 +21,7 @@ def default_sampling_params(artifact: Path) -> SamplingParams:
 
     Fields that the file lacks keep the class's defaults. Raises ArtifactError for an invalid value.
     """
-    return _read(artifact / "tokenizer" / _FILE)
+    return _read(tokenizer_folder(artifact) / _FILE)
 
 
 def chosen_sampling_params(artifact: Path, source: str) -> SamplingParams:

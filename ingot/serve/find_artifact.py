@@ -9,8 +9,9 @@ from typing import Any
 
 from ingot.error_text import decode_error
 from ingot.hub.name import hub_name, is_there
-from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.artifact.manifest_file import is_artifact
 from ingot.ir.errors import ArtifactError, InternalError, OptionError
+from ingot.runtime.variants import variant_folder
 
 _GGUF = ".gguf"
 
@@ -19,7 +20,7 @@ def find_artifact(
     model: str | Path, compile_options: Mapping[str, Any], quantized_by: Sequence[str] | None = None
 ) -> Path:
     """Return the path of the artifact of `model`: itself, or what a checkpoint folder, a GGUF file or a hub repository
-    compiles to.
+    compiles to. Of a fat artifact it is the variant of this machine.
 
     A checkpoint is compiled with `compile_options` if the compile cache has no artifact of it. With `quantized_by`, a
     checkpoint that one of these methods quantized keeps its weights: the option `quantize` is for checkpoints of floats
@@ -28,7 +29,7 @@ def find_artifact(
     """
     path = Path(model)
     if not is_artifact(path) and (_is_checkpoint(path) or hub_name(model) is not None):
-        return _compile_cached(model, compile_options, quantized_by)
+        return variant_folder(_compile_cached(model, compile_options, quantized_by))
     if not is_there(path):
         raise ArtifactError(
             f"{str(model)[:200]} is not there",
@@ -42,12 +43,7 @@ def find_artifact(
             expected="options of compiling with a checkpoint only",
             hint=_compile_hint(compile_options),
         )
-    return path
-
-
-def is_artifact(model: str | Path) -> bool:
-    """Return whether `model` is an artifact, and no checkpoint to compile."""
-    return (Path(model) / MANIFEST).is_file()
+    return variant_folder(path)
 
 
 def _is_checkpoint(path: Path) -> bool:

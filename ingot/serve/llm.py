@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.ir.artifact.manifest_file import device_of
+from ingot.ir.artifact.manifest_file import device_of, is_artifact
 from ingot.ir.errors import InternalError, RequestError
 from ingot.runtime.cuda.early_context import begin_context
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.serve.default_params import default_sampling_params
-from ingot.serve.find_artifact import find_artifact, is_artifact
+from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ class LLM:
         from ingot.runtime.chat.renderer import Renderer
         from ingot.runtime.chat.template import ChatTemplate
 
-        return ChatTemplate(self._loaded.artifact.folder / "tokenizer", self._loaded.tokenizer, Renderer())
+        return ChatTemplate(self._loaded.artifact.tokenizer, self._loaded.tokenizer, Renderer())
 
     def _requests(
         self,

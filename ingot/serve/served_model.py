@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.artifact.manifest_file import MANIFEST, tokenizer_folder
 from ingot.ir.errors import ArtifactError, IngotError, RequestError
 from ingot.runtime.chat.files import read_template, read_templates
 from ingot.runtime.chat.renderer import Renderer
@@ -69,7 +69,7 @@ class ServedModel:
             eos = [int(token) for token in str(model["eos_token_ids"]).split(",") if token]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(f"the manifest cannot be read: {error!r:.200}", where=str(where)) from None
-        folder = artifact / "tokenizer"
+        folder = tokenizer_folder(artifact)
         tokenizer = Tokenizer.load(folder, eos) if (folder / "tokenizer.json").is_file() else None
         defaults = chosen_sampling_params(artifact, generation_config)
         name, facts = str(manifest["name"]), {part: manifest.get(part) for part in _FACTS}
@@ -98,7 +98,7 @@ class ServedModel:
     @cached_property
     def has_chat_template(self) -> bool:
         """Return whether conversations can be rendered: there is a tokenizer, and a chat template that can be read."""
-        folder = self.artifact / "tokenizer"
+        folder = tokenizer_folder(self.artifact)
         try:
             return self.tokenizer is not None and bool(
                 self.chat_template or read_templates(folder, read_json(folder / "tokenizer_config.json"))
@@ -111,7 +111,7 @@ class ServedModel:
         """Return the text of all chat templates of the model; "" if conversations cannot be rendered."""
         if not self.has_chat_template:
             return ""
-        folder = self.artifact / "tokenizer"
+        folder = tokenizer_folder(self.artifact)
         if self.chat_template is not None:
             templates = read_template(self.chat_template)
         else:
@@ -122,7 +122,7 @@ class ServedModel:
     def _chat(self) -> ChatTemplate:
         if self.tokenizer is None:
             raise RequestError("a chat with a model without a tokenizer", expected="an artifact with a tokenizer")
-        return ChatTemplate(self.artifact / "tokenizer", self.tokenizer, Renderer(), self.chat_template)
+        return ChatTemplate(tokenizer_folder(self.artifact), self.tokenizer, Renderer(), self.chat_template)
 
 
 class TextThreads:

@@ -338,7 +338,7 @@ class LLM(RefusedMethods):
         tokenizer = self.get_tokenizer()
         if tokenizer is None:
             raise RequestError("a chat with a model without a tokenizer", expected="an artifact with a tokenizer")
-        folder, renderer = self._llm.loaded.artifact.folder / "tokenizer", Renderer()
+        folder, renderer = self._llm.loaded.artifact.tokenizer, Renderer()
         if given is None:
             return ChatTemplate(folder, tokenizer, renderer)
         if not is_template(given):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.ir.artifact.manifest_file import MANIFEST, device_of
+from ingot.ir.artifact.manifest_file import MANIFEST, device_of, is_artifact
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.llm import LLM
@@ -31,7 +31,7 @@ def open_model(args: EngineArgs) -> LLM:
         raise _refused("tokenizer", args.tokenizer, str(args.model))
     if args.tokenizer_revision not in (None, args.revision):
         raise _refused("tokenizer_revision", args.tokenizer_revision, str(args.revision))
-    compiled = (Path(args.model) / MANIFEST).is_file()
+    compiled = is_artifact(args.model)
     quantization = None if args.quantization is None else read_quantization(args.quantization)
     if compiled and quantization is not None:
         made = f" --quantize {quantization.format}" if quantization.format else ""

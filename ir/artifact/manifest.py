@@ -27,7 +27,7 @@ from ingot.ir.artifact.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"
@@ -71,16 +71,21 @@ class FileEntry(_Record):
     path    its path relative to the artifact
     size    its size in bytes
     chunks  the SHA-256, in hex, of each chunk of 64 MiB
+    shared  for a variant of a fat artifact: the place of a file that lies outside the variant's folder, relative to the
+            fat artifact; None: the file lies in the variant's own folder
     """
 
     path: str
     size: Size
     chunks: tuple[Digest, ...]
+    shared: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if problem := path_problem(self.path):
             raise ValueError(f"the path {self.path!r} is refused: {problem}")
+        if self.shared is not None and (problem := path_problem(self.shared)):
+            raise ValueError(f"the shared path {self.shared!r} is refused: {problem}")
         if self.path in UNLISTED:
             raise ValueError(f"{self.path} cannot be listed")
         if len(self.chunks) != chunk_count(self.size):
@@ -99,6 +104,7 @@ class Manifest(_Record):
     request_key     the key of the artifact in the compile cache
     exe_keys        the keys of its executables in the compile cache
     target          the machine that it was compiled for
+    tried           whether code for such machines has ever run on one; False: it was compiled only
     versions        the versions of packages that loading needs, by name
     model           facts for users: architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens
     files           the files, sorted by path
@@ -111,6 +117,7 @@ class Manifest(_Record):
     target: dict[str, Scalar | Names]
     versions: dict[str, str]
     model: dict[str, Scalar]
+    tried: bool = True
     files: tuple[FileEntry, ...] = ()
 
     @model_validator(mode="after")
@@ -122,7 +129,7 @@ class Manifest(_Record):
 
     def dump(self) -> str:
         """Return the text of manifest.json."""
-        return dump_json(self.model_dump(mode="json"))
+        return dump_json(self.model_dump(mode="json", exclude_defaults=True))
 
 
 class WeightPart(_Record):

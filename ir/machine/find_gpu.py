@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import torch
-
 from ingot.ir.errors import TargetError
 from ingot.ir.machine.gpus import Gpu
 
@@ -63,6 +61,8 @@ def _driver() -> Any:
         driver: Any = ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise _none("it has no NVIDIA driver (libcuda.so.1)") from None
+    import torch  # a machine without the driver needs no torch to say so
+
     if torch.version.cuda is None:
         raise _none(f"torch {torch.__version__} is built without CUDA", "install a build of torch with CUDA")
     _call(driver, "cuInit", 0)

@@ -89,6 +89,10 @@ TYPICAL: Mapping[str, Gpu] = {
     )
 }
 
+# Capabilities on whose hardware Ingot's tests and benchmarks have run: an H200's. Code for others is compiled, and
+# checked as far as that is possible without such a GPU.
+TRIED: frozenset[int] = frozenset({90})
+
 # Peak flops a second of matmuls by dtype, of the typical devices: the same sheets, without sparsity. On tensor cores
 # with float32 accumulation; for float32 operands without TF32 rounding, outside tensor cores.
 _RATES: Mapping[int, Mapping[str, float]] = {

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ingot.ir.errors import TargetError
 from ingot.ir.machine.find_gpu import find_gpu
-from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
+from ingot.ir.machine.gpus import NVLINK, TRIED, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):
@@ -76,6 +76,11 @@ class Target(BaseModel):
         if name not in TYPICAL:
             raise _unknown(name)
         return _of_gpu(TYPICAL[name])
+
+    @property
+    def tried(self) -> bool:
+        """Whether code for this target has ever run on such hardware: all of Ingot's tests, on a CPU or a GPU."""
+        return self.sm is None or self.sm in TRIED
 
     def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
         """Return the properties that a machine must have to run code compiled for this target.

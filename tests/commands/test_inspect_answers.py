@@ -26,6 +26,8 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "schema_version",
         "model",
         "target",
+        "tried",
+        "variants",
         "versions",
         "tokenizer",
         "identities",

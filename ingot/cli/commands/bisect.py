@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import ArtifactFolder, AsJson
+from ingot.cli.commands import ArtifactFolder, AsJson, Variant
 from ingot.cli.console import console, facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def bisect_artifact(
     oracle: str | None = None,
     checkpoint: str | None = None,
     output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
+    variant: Variant = None,
     json: AsJson = False,
 ) -> int:
     """Find the part of the compiler that makes an artifact compute wrong results.
@@ -40,8 +41,10 @@ def bisect_artifact(
         The folder for a script that reproduces the fault. Default: NAME.bisect next to the artifact.
     """
     from ingot.debug.bisect import bisect
+    from ingot.runtime.variants import variant_folder
 
-    verdict = bisect(artifact, oracle=oracle, checkpoint=checkpoint, output=output or default_output(artifact))
+    chosen = variant_folder(artifact, variant)
+    verdict = bisect(chosen, oracle=oracle, checkpoint=checkpoint, output=output or default_output(artifact))
     if json:
         print_json(verdict.to_json())
     else:

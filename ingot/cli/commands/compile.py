@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import Flag
+from ingot.cli.commands import UNTRIED, Flag
 from ingot.cli.console import console, counts_text, facts, print_table, size_text
 from ingot.cli.views.memory import memory_rows
 from ingot.cli.views.numerics import print_numerics
@@ -68,7 +68,8 @@ def compile_checkpoint(
         Branch, tag or commit of a checkpoint on the hub. Default: main.
     target
         The machine to compile for. auto is the GPU if there is one, else the CPU. cuda requires the GPU. cpu is the
-        CPU. A GPU can also be named by its capability, as in sm_90.
+        CPU. A GPU can also be named by its capability, as in sm_90. Several, as in sm_90,cpu, make a fat artifact: a
+        variant for each target, and one set of weights.
     backend
         Backends that may compute. auto allows all for the target, those of installed packages included. inductor
         compiles all calls that it can. triton is for GPUs. reference needs no compiler and is slow. onnx, or a backend
@@ -183,7 +184,7 @@ def compile_checkpoint(
             check_numerics=check_numerics,
             progress=progress,
         )
-    _print_report(report, output, started, time.perf_counter() - begin, servable=not report.no_golden_run)
+    _print_report(report, output, started, time.perf_counter() - begin, servable=_servable(report))
 
 
 def _items(text: str | None) -> list[str]:
@@ -211,15 +212,47 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
     `started` is the seconds that imports took. `total` is the seconds of the whole command. `servable` is True if this
     machine can run the artifact. If so, the command `ingot run` is suggested.
     """
-    from ingot.cli.views.quantization import print_sensitive, quantization_text  # imports pydantic
+    from ingot.cli.views.quantization import print_sensitive  # imports pydantic
 
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
     phases = {"start": started, **report.seconds}
     width = max(len(f"{seconds:.2f}") for seconds in phases.values())
     print_table(out, facts([(name, f"{seconds:{width}.2f} s") for name, seconds in phases.items()]))
+    for name, one in report.variants.items():
+        out.print(f"\n{name}", style="bold", markup=False)
+        _print_target(one)
+    if not report.variants:
+        out.print()
+        _print_target(report)
+    else:
+        out.print()
+        print_table(out, facts([("artifact", size_text(report.artifact_bytes)), ("build id", report.build_id)]))
+    for note in dict.fromkeys(note for one in (report, *report.variants.values()) for note in one.notes):
+        out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
+    if report.rounding.risks:
+        print_skipped(out, report.rounding.risks)
+    if report.quantization is not None:
+        print_sensitive(out, report.quantization)
+    if report.numerics is not None:
+        print_numerics(out, report.numerics)
+    prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
+    path = shlex.quote(output)
+    following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
+    out.print("\nNext:  " + "\n       ".join(following), markup=False, soft_wrap=True)
+
+
+def _servable(report: "CompileReport") -> bool:
+    """Return whether this machine can run the artifact, or a variant of it."""
+    return any(not one.no_golden_run for one in (report.variants.values() or [report]))
+
+
+def _print_target(report: "CompileReport") -> None:
+    """Print what was compiled for one target, and the memory that it takes."""
+    from ingot.cli.views.quantization import quantization_text  # imports pydantic
+
+    out = console()
     cached = f", {report.cached_executables} from the cache" if report.cached_executables else ""
-    out.print()
     print_table(
         out,
         facts(
@@ -232,23 +265,12 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
                 *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
+                *([] if report.tried else [("untried", UNTRIED)]),
             ]
         ),
     )
-    for note in report.notes:
-        out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
-    if report.rounding.risks:
-        print_skipped(out, report.rounding.risks)
-    if report.quantization is not None:
-        print_sensitive(out, report.quantization)
-    if report.numerics is not None:
-        print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")
     print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
-    prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
-    path = shlex.quote(output)
-    following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
-    out.print("\nNext:  " + "\n       ".join(following), markup=False, soft_wrap=True)
 
 
 def _second_copies(report: "CompileReport") -> list[tuple[str, object]]:

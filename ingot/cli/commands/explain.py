@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import ArtifactFolder, AsJson, Flag
+from ingot.cli.commands import ArtifactFolder, AsJson, Flag, Variant
 from ingot.cli.console import console, facts, print_json, print_table, size_text, table
 from ingot.cli.views.caches import print_caches
 from ingot.cli.views.step_time import known_columns, print_step_time, time_text
@@ -33,6 +33,7 @@ def explain_artifact(
     backend: str | None = None,
     pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
     sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
+    variant: Variant = None,
     json: AsJson = False,
 ) -> None:
     """Show each call's cost and candidate backends. Show for each pass where it nearly applied, and why it did not.
@@ -63,6 +64,7 @@ def explain_artifact(
     """
     from ingot.debug.explain import explain
     from ingot.debug.requested_step import RequestedStep
+    from ingot.runtime.variants import variant_folder
 
     requested = None if step is None else RequestedStep.parse(step)
     if measure and (requested is None or requested.tokens is None):
@@ -73,7 +75,9 @@ def explain_artifact(
         raise OptionError(
             f"'{trace:.200}' is in no existing folder", where="--trace", expected="a file in an existing folder"
         )
-    found = explain(artifact, requested, measure=measure, trace=None if trace is None else Path(trace))
+    found = explain(
+        variant_folder(artifact, variant), requested, measure=measure, trace=None if trace is None else Path(trace)
+    )
     filters = [value for value in (layer, op, backend) if value is not None]
     if pass_name is not None and (filters or sort is not None):
         raise OptionError("--pass together with options that select calls", expected="one of them")

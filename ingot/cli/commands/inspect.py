@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import ArtifactFolder, AsJson, Flag
+from ingot.cli.commands import ArtifactFolder, AsJson, Flag, Variant
 from ingot.cli.console import print_json
 from ingot.ir.errors import OptionError
 
@@ -24,6 +24,7 @@ def inspect_artifact(
     layer: str | None = None,
     op: str | None = None,
     name: str | None = None,
+    variant: Variant = None,
     json: AsJson = False,
 ) -> None:
     """Show the contents of an artifact: a summary, or one part of it.
@@ -78,7 +79,7 @@ def inspect_artifact(
     if len(asked) > 1:
         raise OptionError(f"{' and '.join(asked)} together", expected="one of them")
     wanted = Filter.of(layer, op, name)
-    opened = open_artifact(artifact)
+    opened = open_artifact(artifact, variant=variant)
     match asked[0] if asked else "--program" if wanted else "":
         case "--region":
             shown = regions_of(opened, str(region), wanted)

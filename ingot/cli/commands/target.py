@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.commands import AsJson, Flag
+from ingot.cli.commands import UNTRIED, AsJson, Flag
 from ingot.cli.console import console, facts, print_json, print_table, size_text, table
 from ingot.ir.errors import OptionError
 
@@ -58,6 +58,7 @@ def show_target(
         "target": chosen.model_dump(mode="json"),
         "runs_here": not (missing := chosen.missing_here()),
         "missing_here": missing,
+        "tried": chosen.tried,
         "no_gpu": _no_gpu(),
         "features": _features(chosen),
         "tools": tools_found(),
@@ -146,6 +147,7 @@ def _print(answer: dict[str, Any]) -> None:
                 ("cores", target["cores"]),
                 ("versions", ", ".join(f"{name} {version}" for name, version in target["versions"].items())),
                 ("runs here", "yes" if answer["runs_here"] else f"no: {answer['missing_here']}"),
+                *([] if answer["tried"] else [("untried", UNTRIED)]),
                 *([("GPU here", f"none: {answer['no_gpu']}")] if answer["no_gpu"] and answer["runs_here"] else []),
                 *answer["tools"].items(),
                 ("cache", answer["cache"]),

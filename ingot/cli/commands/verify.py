@@ -2,22 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from ingot.cli.commands import ArtifactFolder, AsJson
+from ingot.cli.commands import ArtifactFolder, AsJson, Variant
 from ingot.cli.console import console, facts, print_json, print_table, table
 
 if TYPE_CHECKING:
     from ingot.debug.verification import Verification
 
 
-def verify_artifact(artifact: ArtifactFolder, /, *, json: AsJson = False) -> None:
+def verify_artifact(artifact: ArtifactFolder, /, *, variant: Variant = None, json: AsJson = False) -> None:
     """Load an artifact and repeat its golden run, a short run that the compile recorded. Fail if the results differ.
 
     On the kind of processor that compiled the artifact, the bits must be equal. On another processor, logits may differ
     by the tolerance of the model's dtype.
     """
     from ingot.debug.verify import verify
+    from ingot.runtime.variants import variant_folder
 
-    found = verify(artifact)
+    found = verify(variant_folder(artifact, variant))
     if json:
         print_json(found.to_json())
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from ingot.cli.commands import ArtifactFolder, AsJson
+from ingot.cli.commands import ArtifactFolder, AsJson, Variant
 from ingot.cli.commands.compile import compile_checkpoint
 from ingot.cli.console import console, print_json
 from ingot.hub.name import hub_name
@@ -27,6 +27,7 @@ def why_artifacts_differ(
     b: str,
     /,
     *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    variant: Variant = None,
     json: AsJson = False,
 ) -> None:
     """Show which inputs of two compiles differ, and so why the second compile did not find the first one's result in
@@ -43,23 +44,23 @@ def why_artifacts_differ(
     from ingot.debug.why_miss import identity_of, why_miss, why_requests_differ
     from ingot.runtime.artifact import open_artifact
 
-    first = open_artifact(a)
+    first = open_artifact(a, variant=variant)
     if (Path(b) / "config.json").is_file() or hub_name(b) is not None:
-        found = why_requests_differ(identity_of(first), _requested(b, options))
+        found = why_requests_differ(identity_of(first), _requested(b, options, first.manifest.target.get("name")))
     elif options:
         raise OptionError(
             f"options {' '.join(options)} of an artifact", where=b, expected="a checkpoint folder, or no options"
         )
     else:
-        found = why_miss(first, open_artifact(b))
+        found = why_miss(first, open_artifact(b, variant=variant))
     print_json(found.to_json()) if json else _print(found)
 
 
-def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
+def _requested(checkpoint: str, options: Sequence[str], variant: object) -> "Document":
     """Return a JSON document of everything that determines the artifact of a checkpoint.
 
-    `options` are the options of `ingot compile`. The digest of the document is the `request_key`, by which the compile
-    cache finds an artifact.
+    `options` are the options of `ingot compile`. If they name several targets, the artifact is the `variant`. The
+    digest of the document is the `request_key`, by which the compile cache finds an artifact.
     """
     parser = App(name="why-miss")
     parser.default(compile_checkpoint)
@@ -72,11 +73,19 @@ def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
     import inspect
 
     from ingot.compile.request import Request
+    from ingot.compile.targets import read_requests
     from ingot.ir.mesh import parse_mesh
 
     decide = inspect.signature(Request.read).parameters
     given: dict[str, Any] = {name: value for name, value in bound.arguments.items() if name in decide}
-    request = Request.read(**{**given, "mesh": parse_mesh(given["mesh"] or "")})
+    requests = read_requests(**{**given, "mesh": parse_mesh(given["mesh"] or "")})
+    if len(requests) == 1:
+        (request,) = requests
+    elif not (found := [one for one in requests if one.target.name == variant]):
+        names = ", ".join(one.target.name for one in requests)
+        raise OptionError(f"the targets have no {variant}, the artifact's", where="--target", expected=names)
+    else:
+        (request,) = found
     return request.identity(request.trace())
 
 

@@ -11,6 +11,7 @@ from ingot.ir.artifact.manifest import REQUEST, UNLISTED
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.ir.cache.summary import CacheSummary
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.variants import read_variants
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,6 +24,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     checkpoint on the Hugging Face hub, None for a local checkpoint.
     """
     manifest, plans = artifact.manifest, read_plans(artifact)
+    variants = read_variants(artifact.shared).variants if artifact.shared != artifact.folder else {}
     backends: dict[str, int] = {}
     for _, bucket in buckets_of(plans):
         for name, count in bucket.nodes_per_backend().items():
@@ -34,6 +36,8 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "schema_version": manifest.schema_version,
         "model": dict(manifest.model),
         "target": dict(manifest.target),
+        "tried": manifest.tried,
+        "variants": {name: one.model_dump() for name, one in variants.items()},
         "versions": dict(manifest.versions),
         "tokenizer": any(entry.path == "tokenizer/tokenizer.json" for entry in manifest.files),
         "identities": {
@@ -123,7 +127,8 @@ def _identity(summary: dict[str, Any]) -> "Table":
             ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
             ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
             ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
-            ("target", _target_text(summary["target"])),
+            ("target", _target_text(summary["target"], tried=summary["tried"])),
+            *_variants(summary["variants"]),
             *([("versions", ", ".join(f"{key} {value}" for key, value in versions.items()))] if versions else []),
             ("schema", summary["schema_version"]),
             ("build id", ids["build_id"]),
@@ -185,10 +190,17 @@ def _passes(passes: Sequence[dict[str, Any]]) -> "Table":
     return table(columns, rows)
 
 
-def _target_text(target: dict[str, Any]) -> str:
+def _variants(variants: dict[str, Any]) -> list[tuple[str, object]]:
+    names = [name if one["tried"] else f"{name} (untried on hardware)" for name, one in variants.items()]
+    return [("variants", ", ".join(names))] if names else []
+
+
+def _target_text(target: dict[str, Any], *, tried: bool) -> str:
     sm = f", sm {target['sm']}" if target.get("sm") is not None else ""
     features = " ".join(target.get("features") or ())
-    return f"{target.get('name')} ({target.get('arch')}{sm}) {features}".rstrip()
+    return f"{target.get('name')} ({target.get('arch')}{sm}) {features}".rstrip() + (
+        "" if tried else "; untried on hardware"
+    )
 
 
 def _options_text(options: dict[str, Any]) -> str:

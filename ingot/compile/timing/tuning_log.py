@@ -14,6 +14,7 @@ from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
 from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.variants import fat_targets, variant_folder
 
 _OPTION = "--tuning-log"
 LACKS = "the given log has none"
@@ -25,15 +26,7 @@ def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog
     `given` is the path of the log's file, the path of an artifact, or the log's JSON values. Raises OptionError if it
     is no log, and TargetError if it is for another target.
     """
-    value: object = given
-    where = "tuning_log"
-    if isinstance(given, str | Path):
-        where = str(given)
-        value = _parsed(Path(given) / TUNING if Path(given).is_dir() else Path(given))
-    try:
-        log = TuningLog.model_validate_json(json.dumps(value))
-    except (ValidationError, TypeError) as error:
-        raise OptionError(f"the tuning log is malformed: {_first(error)}", where=where, expected=_EXPECTED) from None
+    where, log = _read(given, target.name)
     if log.target != target.name:
         raise TargetError(
             f"the tuning log is for {log.target}, and this compile for {target.name}",
@@ -41,6 +34,32 @@ def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog
             expected=f"a log of a compile for {target.name}",
         )
     return log
+
+
+def log_target(given: str | Path | Mapping[str, Any], targets: Sequence[str]) -> str:
+    """Return the target of a tuning log that the user gave. `read_log` describes `given`.
+
+    If it is a fat artifact, it has a log for several targets, and the result is the first of `targets` that it has.
+    Raises OptionError if it is no log.
+    """
+    known = fat_targets(Path(given)) if isinstance(given, str | Path) else []
+    return next((name for name in targets if name in known), "") if known else _read(given, "")[1].target
+
+
+def _read(given: str | Path | Mapping[str, Any], target: str) -> tuple[str, TuningLog]:
+    """Return where a tuning log comes from, for messages, and the log. `target` selects the variant of a fat
+    artifact."""
+    value: object = given
+    where = "tuning_log"
+    if isinstance(given, str | Path):
+        where, path = str(given), Path(given)
+        if target in fat_targets(path):
+            path = variant_folder(path, target)
+        value = _parsed(path / TUNING if path.is_dir() else path)
+    try:
+        return where, TuningLog.model_validate_json(json.dumps(value))
+    except (ValidationError, TypeError) as error:
+        raise OptionError(f"the tuning log is malformed: {_first(error)}", where=where, expected=_EXPECTED) from None
 
 
 _EXPECTED = f"an artifact that has a {TUNING}, or that file"
