@@ -71,8 +71,8 @@ class FileEntry(_Record):
     path    its path relative to the artifact
     size    its size in bytes
     chunks  the SHA-256, in hex, of each chunk of 64 MiB
-    shared  for a variant of a fat artifact: the place of a file that lies outside the variant's folder, relative to the
-            fat artifact; None: the file lies in the variant's own folder
+    shared  for a variant of a fat artifact: the place of a file that is outside the variant's folder, relative to the
+            fat artifact; None: the file is in the variant's own folder
     """
 
     path: str

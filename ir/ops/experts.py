@@ -132,7 +132,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         return x[:tokens], weights, order[:tokens, :top_k].clone(memory_format=torch.contiguous_format)
 
     def stored(up: str, down: str, biased: bool, **options: Any) -> Sample:
-        """Return a call with weights in storage formats, of which each expert has its own scales."""
+        """Return a call with weights in storage formats. Each expert has its own scales."""
         wide = torch.randn(6, 64, generator=g).to(dtype)
         made = [
             quantize_stack(torch.randn(4, *shape, generator=g) / 8, find_format(name))
@@ -282,7 +282,7 @@ def experts(
     inputs, and not their results, as in Llama 4. Each matmul is rounded to x's dtype, as in `linear`. The sum is
     rounded once.
     """
-    bound = locals()  # the arguments by parameter name, as `Op.bind` gives them
+    bound = locals()  # the arguments by parameter name, as `Op.bind` returns them
     _check(x, weights, chosen, bound)
     order, counts = group_by_expert(chosen, _weights(bound)[0].shape[0])
     return _through(x, weights, order, counts.tolist(), bound)
