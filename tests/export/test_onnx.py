@@ -12,7 +12,7 @@ import torch
 from drawn import drawn
 from even_sizes import even
 from exported_model import LAYERS_FACTOR, Exported, decode, example, export_onnx_of, other_tokens
-from quantized_files import MODEL
+from quantized_files import MODEL, write_quantized
 from tiny import TINY
 
 from ingot import LLM, SamplingParams, compile_model
@@ -189,6 +189,35 @@ def test_quantized_weights(tmp_path: Path, format: str) -> None:
     case = export_onnx_of(checkpoint, tmp_path / "onnx", quantize=format)
     decoded = [note for note in case.report.notes if "MatMulNBits has no form" in note]
     assert bool(decoded) == (FORMATS[format] == 0)
+    tokens, logits = decode(case.folder, [5, 17, 3, 60], 4)
+    reference = case.logits([5, 17, 3, 60, *tokens[:-1]])[3:]
+    assert (problem := compare(logits, reference, torch.float32, factor=LAYERS_FACTOR)) is None, problem
+
+
+def awq(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor] | None:
+    """A linear as the GEMM form of AWQ stores it: groups of 32, with zero points."""
+    if "lm_head" in module:
+        return None
+    draw = torch.Generator().manual_seed(len(module))
+    groups, rows = weight.shape[1] // 32, weight.shape[0]
+    scales = (weight.abs().max() / 7 * (0.5 + torch.rand(groups, rows, generator=draw))).half()
+    zeros = torch.randint(0, 16, (groups, rows), generator=draw)
+    wide, zero = (one.repeat_interleave(32, 0) for one in (scales.float(), zeros))
+    codes = ((weight.T / wide).round().long() + zero).clamp(0, 15)
+
+    def words(of: torch.Tensor) -> torch.Tensor:
+        eight = of.long().unflatten(-1, (-1, 8))
+        shifted = [eight[..., output] << (4 * nibble) for nibble, output in enumerate((0, 2, 4, 6, 1, 3, 5, 7))]
+        return torch.stack(shifted).sum(0).to(torch.uint32).view(torch.int32)
+
+    return {"qweight": words(codes), "qzeros": words(zeros), "scales": scales}, ((codes - zero).float() * wide).T
+
+
+def test_a_quantized_checkpoint_keeps_its_codes(tmp_path: Path) -> None:
+    described = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    written = write_quantized(tmp_path / "ck", described, awq)
+    case = export_onnx_of(written.folder, tmp_path / "onnx")
+    assert not [note for note in case.report.notes if "MatMulNBits" in note]
     tokens, logits = decode(case.folder, [5, 17, 3, 60], 4)
     reference = case.logits([5, 17, 3, 60, *tokens[:-1]])[3:]
     assert (problem := compare(logits, reference, torch.float32, factor=LAYERS_FACTOR)) is None, problem
