@@ -9,9 +9,8 @@ from typing import Any
 
 from ingot.error_text import decode_error
 from ingot.hub.name import hub_name, is_there
-from ingot.ir.artifact.manifest_file import is_artifact
+from ingot.ir.artifact.manifest_file import VARIANTS, is_artifact
 from ingot.ir.errors import ArtifactError, InternalError, OptionError
-from ingot.runtime.variants import variant_folder
 
 _GGUF = ".gguf"
 
@@ -29,7 +28,7 @@ def find_artifact(
     """
     path = Path(model)
     if not is_artifact(path) and (_is_checkpoint(path) or hub_name(model) is not None):
-        return variant_folder(_compile_cached(model, compile_options, quantized_by))
+        return _chosen(_compile_cached(model, compile_options, quantized_by))
     if not is_there(path):
         raise ArtifactError(
             f"{str(model)[:200]} is not there",
@@ -43,6 +42,15 @@ def find_artifact(
             expected="options of compiling with a checkpoint only",
             hint=_compile_hint(compile_options),
         )
+    return _chosen(path)
+
+
+def _chosen(path: Path) -> Path:
+    """Return the variant of this machine if `path` is a fat artifact, else `path`."""
+    if not (path / VARIANTS).is_file():
+        return path
+    from ingot.runtime.variants import variant_folder  # imports pydantic
+
     return variant_folder(path)
 
 
