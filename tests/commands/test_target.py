@@ -19,6 +19,7 @@ def test_target(ingot: Command) -> None:
         "target",
         "runs_here",
         "missing_here",
+        "tried",
         "no_gpu",
         "features",
         "tools",
