@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ingot.ir.errors import TargetError
-from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.find_gpu import find_gpu, find_gpus, free_memory, reaches
 from ingot.ir.machine.gpus import FEATURES, TYPICAL, Gpu, features_of
 from ingot.ir.machine.target import Target
 
@@ -54,13 +54,13 @@ class Driver:
         text._obj.value = {100: b"CUDA_ERROR_NO_DEVICE"}[status]
 
     def _cuDeviceGet(self, device: Any, ordinal: int) -> None:
-        device._obj.value = {0: 7}[ordinal]
+        device._obj.value = 7 + ordinal
 
     def _cuDeviceGetCount(self, count: Any) -> None:
         count._obj.value = 1 + self.peers
 
     def _cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> None:
-        assert device == 7
+        assert 7 <= device <= 7 + self.peers
         value._obj.value = self.attributes[attribute]
 
     def _cuDeviceTotalMem_v2(self, size: Any, device: int) -> None:
@@ -71,6 +71,12 @@ class Driver:
 
     def _cuDriverGetVersion(self, version: Any) -> None:
         version._obj.value = 13000
+
+    def _cuDeviceCanAccessPeer(self, can: Any, device: int, peer: int) -> None:
+        can._obj.value = (device, peer) == (7, 8)
+
+    def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
+        memory._obj.total, memory._obj.free, memory._obj.used = 150, 90, 60
 
     def _nvmlDeviceGetNvLinkState(self, handle: Any, link: int, state: Any) -> None:
         state._obj.value = dict(enumerate(self.links)).get(link, 0)
@@ -117,6 +123,21 @@ def test_nvlink_is_there_when_a_link_to_another_gpu_is_up(
     assert ("nvlink" in Target.detect("cuda").features) is there
     on_machine(monkeypatch, Driver(fails="nvmlInit_v2", peers=peers, links=links))
     assert "nvlink" not in Target.detect("cuda").features
+
+
+def test_all_gpus_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(peers=2, links=(1, 1))
+    on_machine(monkeypatch, driver)
+    assert [gpu.product for gpu in find_gpus()] == ["NVIDIA H200"] * 3 and find_gpus()[0] == find_gpu()
+    assert reaches(0, 1) and not reaches(1, 0)
+    assert free_memory(2) == 90
+    assert not [name for name in driver.calls if "Ctx" in name], "a context takes memory"
+    for fails in ("nvmlInit_v2", "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetMemoryInfo"):
+        on_machine(monkeypatch, Driver(fails=fails, peers=2))
+        assert free_memory(1) is None
+    on_machine(monkeypatch, None)
+    with pytest.raises(TargetError, match="no NVIDIA driver"):
+        find_gpus()
 
 
 def test_a_memory_without_a_clock_has_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
