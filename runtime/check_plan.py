@@ -184,6 +184,9 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
         for name in instruction.frees:
             if name not in made or live.pop(name, None) is None:
                 raise _error(f"'{name}' is freed", place, "a value that was made before and not freed")
+    for name in received.pop(len(bucket.instructions), ()):  # a stage may have no instruction after the model
+        made.add(name)
+        live[name] = bucket.values[name].type
     for name, text in plan.outputs.items():
         if name not in made or name not in live or not may_stand_for(parse_type(live[name]), parse_type(text), name):
             raise _error(f"the output '{name}' is {live.get(name, 'not there')}", where, f"{text}, alive at the end")

@@ -50,6 +50,19 @@ def close(found: list[float], wanted: torch.Tensor) -> bool:
     return F.cosine_similarity(torch.tensor(found), wanted, dim=0).item() > 0.9995
 
 
+@pytest.mark.slow
+def test_pipeline_stages_return_the_same_vectors(folders: dict[str, Any], tmp_path: Path) -> None:
+    """The first stage of a model that pools has no instruction after the vectors come back from the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool_by(patch, whole=0)
+        compile_model(PICO, tmp_path / "two", mesh={"pp": 2}, **LIMITS)
+    found, wanted = (
+        LLM(folder, num_kv_pages=8, max_num_batched_tokens=10).embed(TEXTS)
+        for folder in (tmp_path / "two", folders["pieces"])
+    )
+    assert [one.embedding for one in found] == [one.embedding for one in wanted]
+
+
 def test_prompts_in_pieces(folders: dict[str, Any]) -> None:
     llm = LLM(folders["pieces"], num_kv_pages=8, max_num_batched_tokens=10)
     assert llm.loaded.plan.memory.groups
