@@ -84,12 +84,7 @@ class CpuExecutor(Executor):
         resident = {**self.params, **self.states}
         self._lanes = deque([bound_buckets(plan, resident, executables, libraries or {}) for _ in lanes])
 
-    def launch(
-        self,
-        inputs: Mapping[str, torch.Tensor],
-        watch: Watch | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> CpuStepHandle | LateStep:
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
         """Run a step on `inputs` and return its handle.
 
         Inputs are late if only the ending (such as sampling) reads them, and the host does not know them yet; so are
@@ -99,13 +94,11 @@ class CpuExecutor(Executor):
         theirs as there are stages.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
-        sizes   the sizes of the step, by name, for a pipeline stage: it may lack the inputs that show them. None: those
-                of `inputs`
         """
-        line, given = self._line, sizes or {}
-        if line is not None and isinstance(inputs, StepInputs):
-            given = vars(inputs.sizes)
-        sizes = {**given, **step_sizes(self.inputs, inputs, self.sizes)}
+        line = self._line
+        sizes = step_sizes(self.inputs, inputs, self.sizes)
+        if line is not None and (given := getattr(inputs, "sizes", None)) is not None:
+            sizes = {**vars(given), **sizes}  # a stage may lack the inputs that show them
         bucket = choose_bucket(self._lanes[0], inputs, sizes)
         self._lanes.rotate(-1)
         recount(self.plan.states, self.states, inputs)

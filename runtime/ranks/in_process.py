@@ -19,13 +19,13 @@ from ingot.ir.mesh import Mesh, Rank, groups, ranks
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.binding import step_sizes
 from ingot.runtime.bucket import Watch
-from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor, StepHandle
 from ingot.runtime.load_context import mesh_of
 from ingot.runtime.loader import Loaded, bind
 from ingot.runtime.ranks.seat import Seat, rank_text
 from ingot.runtime.ranks.start import room_of_ranks
 from ingot.runtime.ranks.worker import lost_rank
+from ingot.runtime.step import StepSizes
 
 # Results depend on the number of threads, and it is one value for all threads of a process.
 THREADS = 1
@@ -57,7 +57,7 @@ def bind_ranks(artifact: Artifact, *, verify: bool = True) -> Loaded:
     last = next(place for place, rank in enumerate(all_ranks) if rank.stage == all_ranks[-1].stage)
     executors: dict[str, Executor] = {}
     for entry in loaded[last].executors:
-        each = [executor for one in loaded if isinstance(executor := one.executors[entry], CpuExecutor)]
+        each = [one.executors[entry] for one in loaded]
         executors[entry] = RanksExecutor(each, all_ranks, last, meeting)
     return replace(loaded[last], executors=executors)
 
@@ -133,9 +133,7 @@ class RanksExecutor(Executor):
     captured: Captured = NOTHING_CAPTURED
     replays = False
 
-    def __init__(
-        self, executors: Sequence[CpuExecutor], all_ranks: Sequence[Rank], last: int, meeting: _Meeting
-    ) -> None:
+    def __init__(self, executors: Sequence[Executor], all_ranks: Sequence[Rank], last: int, meeting: _Meeting) -> None:
         self._executors, self._ranks, self._last, self._meeting = executors, all_ranks, last, meeting
         self.plan, self.params, self.states = executors[last].plan, executors[last].params, executors[last].states
         self.inputs = {name: kind for executor in executors for name, kind in executor.inputs.items()}
@@ -150,8 +148,9 @@ class RanksExecutor(Executor):
         if watch is not None:
             raise InternalError("a step of several ranks is watched", expected="a plan of one device")
         sizes = step_sizes(self.inputs, inputs, self.sizes)
+        sized = _SizedInputs(inputs, StepSizes(*(sizes.get(name, 1) for name in ("T", "B", "L", "P", "G"))))
         with ThreadPoolExecutor(len(self._executors), "rank") as pool:
-            steps = [pool.submit(self._run, executor, inputs, sizes) for executor in self._executors]
+            steps = [pool.submit(self._run, executor, sized) for executor in self._executors]
         errors = [error for step in steps if (error := step.exception()) is not None]
         if errors:
             raise next((error for error in errors if not lost_rank(error)), errors[0])
@@ -166,10 +165,10 @@ class RanksExecutor(Executor):
                 )
         return found
 
-    def _run(self, executor: CpuExecutor, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> StepHandle:
+    def _run(self, executor: Executor, inputs: "_SizedInputs") -> StepHandle:
         with self._meeting.turn:
             try:
-                handle = executor.launch(inputs, sizes=sizes)
+                handle = executor.launch(inputs)
                 handle.finish()
             except BaseException:
                 self._meeting.broken.set()
@@ -191,6 +190,14 @@ class RanksExecutor(Executor):
 
     def synchronize(self) -> None:
         """Do nothing: a step is complete when `launch` returns."""
+
+
+class _SizedInputs(dict[str, torch.Tensor]):
+    """The inputs of a step by name, and its sizes: a stage may lack the inputs that show them."""
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor], sizes: StepSizes) -> None:
+        super().__init__(inputs)
+        self.sizes = sizes
 
 
 def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
