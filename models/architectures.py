@@ -203,6 +203,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MiniCPMForCausalLM": Architecture("minicpm", minicpm.minicpm, DECODER),
     "MinistralForCausalLM": Architecture("ministral", llama.ministral, DECODER),
     "MPTForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),
+    "Mistral4ForCausalLM": Architecture("mistral4", deepseek.mistral4, DECODER, default=1_048_576),
     "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
     "MixtralForCausalLM": Architecture("mixtral", mixtral.mixtral, DECODER, default=131_072),
     "MptForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),

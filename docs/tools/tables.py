@@ -188,6 +188,7 @@ _EXPERTS: Mapping[str, Any] = {
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "deepseek_v3": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "topk_group": 1},
+    "mistral4": {"num_key_value_heads": 4, "head_dim": 80, "qk_rope_head_dim": 16, "qk_nope_head_dim": 64},
     "glm4_moe_lite": {
         "num_key_value_heads": 4,
         "qk_rope_head_dim": 16,
@@ -216,6 +217,7 @@ _ROPE: Mapping[str, Any] = {
     "long_factor": [2.0] * 8,
     "short_mscale": 1.0,
     "long_mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 
 
@@ -293,7 +295,8 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
             traits |= _of_experts(one)
             continue
         if isinstance(one, LatentAttentionSpec):
-            traits["latent.q_rank"] = one.q_rank is not None
+            traits |= {"latent.q_rank": one.q_rank is not None}
+            traits |= {"latent.q_scale": True} if one.q_scale is not None else {}
             continue
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]

@@ -8,7 +8,7 @@ from ingot.ir import ops
 from ingot.ir.types import Split
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
-from ingot.models.blocks.positions import Positions, RotarySpec
+from ingot.models.blocks.positions import Positions, PositionScaleSpec, RotarySpec
 from ingot.models.params import Place, parameter
 
 
@@ -50,6 +50,7 @@ class LatentAttentionSpec:
     bias          whether the linears to the latents have biases
     o_bias        whether the output linear has a bias
     rotary        rotary embedding of the rotated parts
+    q_scale       factor on q by position; None: no such factor
     names         names of the tensors in the checkpoint
     """
 
@@ -65,6 +66,7 @@ class LatentAttentionSpec:
     bias: bool = False
     o_bias: bool = False
     rotary: RotarySpec = field(default_factory=RotarySpec)
+    q_scale: PositionScaleSpec | None = None
     names: LatentNames = LatentNames()
 
     def __post_init__(self) -> None:
@@ -118,6 +120,8 @@ class LatentAttention(LinearsFirst):
         k_rotated = rotate(down[:, :, spec.rank : spec.rank + spec.rotated], at)
         q = self.q(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
         q = q.view(-1, spec.heads, width)
+        # Before the rotation, which keeps the factor: both parts of q get it in one call.
+        q = q if spec.q_scale is None else spec.q_scale.scale(q, at)
         q, q_rotated = q[:, :, : spec.inner], rotate(q[:, :, spec.inner : width], at)
         k_up = self.k_up.view(spec.heads, spec.inner, spec.rank)
         v_up = self.v_up.view(spec.heads, spec.value_width, spec.rank)

@@ -1,18 +1,21 @@
 """Read the configs of DeepSeek-V2 and DeepSeek-V3: latent attention, and experts after some dense layers.
 
-GLM-4.7-Flash is a DeepSeek-V3 whose layers with experts are listed. Kimi-K2 is one by name too.
+GLM-4.7-Flash is a DeepSeek-V3 whose layers with experts are listed. Kimi-K2 is one by name too. Mistral 4 has softmax
+scores, and queries that grow with the position.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.expert_names import ExpertNames
 from ingot.models.blocks.experts import ExpertsSpec, RouterSpec, SharedSpec
 from ingot.models.blocks.feed_forward import GatedNames, GatedSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
 from ingot.models.blocks.norm import NormSpec
-from ingot.models.blocks.positions import RotarySpec
+from ingot.models.blocks.positions import PositionScaleSpec, RotarySpec
 from ingot.models.config import ConfigReader, RopeSpec
 from ingot.models.families.reading import count_layers, pre_norm_layer, read_decoder, read_gated, read_norm
 from ingot.models.families.reading_experts import read_counts, read_groups, read_sigmoid_experts
@@ -55,6 +58,27 @@ _GLM = {
     "moe_intermediate_size": 1536,
     "num_experts_per_tok": 4,
     "num_nextn_predict_layers": 1,
+}
+# By transformers' class Mistral4Config.
+_MISTRAL = {
+    **_SIZES,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 4,
+}
+_MISTRAL_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 _V2_CHOICES = {"greedy": "greedy", "group_limited_greedy": "group_limited_greedy"}
 
@@ -106,6 +130,54 @@ def glm4_moe_lite(config: ConfigReader) -> DecoderSpec:
     return _third(_filled(config, missing), read_norm(config, 1e-5), types)
 
 
+def mistral4(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of Mistral 4 describes.
+
+    Experts are chosen by softmax scores and by groups, and are stored in stacks. The table of the rotary embedding has
+    the strength of the factor on queries, and its period: the context before scaling.
+    """
+    without = {"q_lora_rank"} & config.fields.keys()  # null: q has no latent
+    config = _filled(config, {name: value for name, value in _MISTRAL.items() if name not in without})
+    config, q_scale = _mistral_rope(config)
+    dense = read_gated(config)
+    experts, top_k = read_counts(config, "n_routed_experts")
+    router = RouterSpec(
+        top_k,
+        renormalize=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor"),
+        **read_groups(config, experts, top_k),
+    )
+    width = config.integer("moe_intermediate_size")
+    part = GatedSpec(config.integer("n_shared_experts") * width, dense.activation, names=GatedNames("shared_experts"))
+    names = ExpertNames(gate_up="experts.gate_up_proj", down="experts.down_proj")
+    sparse = ExpertsSpec(experts, width, router, dense.activation, shared=SharedSpec(part), names=names)
+    rotary = RotarySpec(interleaved=config.flag("rope_interleave", True))
+    return _deepseek(config, dense, sparse, rotary, read_norm(config), q_scale=q_scale)
+
+
+def _mistral_rope(config: ConfigReader) -> tuple[ConfigReader, PositionScaleSpec]:
+    """Return a reader in which the rotary embedding is as in DeepSeek's configs, and the factor on queries.
+
+    Mistral 4 states the sizes of whole heads: `head_dim` is the number of elements of q, of which
+    `partial_rotary_factor` are rotated.
+    """
+    field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
+    found = config.fields.get(field)
+    table = dict(_MISTRAL_ROPE) if found is None else found
+    if not isinstance(table, dict):
+        raise config.error(field, "an object with one rope_type and its numbers")
+    inner, rotated = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    config.require("head_dim", (inner + rotated,), inner + rotated)
+    of_table = config.within(table, f"{config.source}, {field}")
+    share = rotated / (inner + rotated)
+    if not math.isclose(of_table.number("partial_rotary_factor", share), share, rel_tol=1e-3):
+        raise of_table.error("partial_rotary_factor", f"{share:g}, as 'qk_rope_head_dim' has it")
+    period = of_table.integer("original_max_position_embeddings")
+    q_scale = PositionScaleSpec(period, of_table.number("llama_4_scaling_beta"))
+    table = {name: value for name, value in table.items() if name != "partial_rotary_factor"}
+    return config.within({**config.fields, field: table, "head_dim": rotated}), q_scale
+
+
 def _third(config: ConfigReader, norm: NormSpec, types: Sequence[str] | None = None) -> DecoderSpec:
     """Return the spec of a decoder as DeepSeek-V3. `types` are "dense" or "sparse" by layer, if they are listed."""
     config.require("scoring_func", ("sigmoid",), "sigmoid")
@@ -129,6 +201,7 @@ def _deepseek(
     rotary: RotarySpec,
     norm: NormSpec,
     types: Sequence[str] | None = None,
+    q_scale: PositionScaleSpec | None = None,
 ) -> DecoderSpec:
     """Return the spec of a decoder. Its layers have the part `dense` or `sparse`, as `types` lists them.
 
@@ -140,7 +213,7 @@ def _deepseek(
         first = config.count("first_k_dense_replace", 0)
         types = ["dense" if index < first else "sparse" for index in range(layers)]
     rope = config.rope(config.integer("qk_rope_head_dim"))
-    attention = _read_attention(config, rope, rotary)
+    attention = replace(_read_attention(config, rope, rotary), q_scale=q_scale)
     decoder = [pre_norm_layer(attention, dense if kind == "dense" else sparse, norm) for kind in types]
     names = DecoderNames(unread=(*DecoderNames.unread, *_predicting(config, layers)))
     return read_decoder(config, decoder, norm, rope, names=names)

@@ -42,7 +42,8 @@ def class_of(config: Mapping[str, Any]) -> Any:
     import transformers
 
     config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
-    return getattr(transformers, config["architectures"][0], transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config_class])
+    named = getattr(transformers, config["architectures"][0], None)  # not every such class is in the mapping
+    return named or transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
 
 
 def fix_rotary_table(model: Any, max_seq_len: int) -> None:

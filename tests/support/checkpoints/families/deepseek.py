@@ -1,5 +1,5 @@
-"""DeepSeek-V2, DeepSeek-V3 and GLM-4.7-Flash: latent attention (transformers, modeling_deepseek_v2.py,
-modeling_deepseek_v3.py and modeling_glm4_moe_lite.py)."""
+"""DeepSeek-V2, DeepSeek-V3, GLM-4.7-Flash and Mistral 4: latent attention (transformers, modeling_deepseek_v2.py,
+modeling_deepseek_v3.py, modeling_glm4_moe_lite.py and modeling_mistral4.py)."""
 
 import random
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec, LatentNames
 
 _V2, _V3, _GLM = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
+_MISTRAL = "Mistral4ForCausalLM"
 _ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -40,7 +41,9 @@ def _attention(drawn: DrawnWeights, place: str, config: Config) -> None:
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
     hidden, width, bias = config["hidden_size"], config["moe_intermediate_size"], config.get("mlp_bias", False)
     third, layers = config["model_type"] != "deepseek_v2", config["num_hidden_layers"]
-    first = config.get("first_k_dense_replace", {"deepseek_v2": 0, "glm4_moe_lite": 1}.get(config["model_type"], 3))
+    first = config.get(
+        "first_k_dense_replace", {"deepseek_v2": 0, "mistral4": 0, "glm4_moe_lite": 1}.get(config["model_type"], 3)
+    )
     kinds = config.get("mlp_layer_types") or ["dense" if index < first else "sparse" for index in range(layers)]
     drawn = DrawnWeights(generator)
     drawn.matrix("model.embed_tokens", config["vocab_size"], hidden)
@@ -52,6 +55,12 @@ def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tens
         shared = width * config.get("n_shared_experts", 1 if third else 2)
         if kinds[index] == "dense":
             expert_weights.gated(drawn, f"{layer}.mlp", config["intermediate_size"], hidden, bias=bias)
+        elif config["model_type"] == "mistral4":
+            count = config["n_routed_experts"]
+            drawn.matrix(f"{layer}.mlp.gate", count, hidden)
+            drawn.stack(f"{layer}.mlp.experts.gate_up_proj", count, 2 * width, hidden)
+            drawn.stack(f"{layer}.mlp.experts.down_proj", count, hidden, width)
+            expert_weights.gated(drawn, f"{layer}.mlp.shared_experts", shared, hidden)
         elif third:
             expert_weights.sigmoid_experts(drawn, f"{layer}.mlp", config["n_routed_experts"], width, hidden, shared)
         else:
@@ -123,6 +132,21 @@ def _random_glm(draw: random.Random) -> dict[str, Any]:
     return config
 
 
+def _random_mistral(draw: random.Random) -> dict[str, Any]:
+    """Transformers computes the share of a head that is rotated, and rounds it down: it must be whole."""
+    config = _random_v3(draw)
+    for name in ("rope_parameters", "rope_scaling", "rope_theta", "head_dim"):
+        config.pop(name, None)
+    rotated, width = config["qk_rope_head_dim"], config["qk_rope_head_dim"] + config["qk_nope_head_dim"]
+    if int(width * (rotated / width)) != rotated:
+        config["qk_nope_head_dim"] = rotated
+    table = random_fields.rope(draw, config, ("llama3", "yarn"))
+    width = rotated + config["qk_nope_head_dim"]
+    table |= {"llama_4_scaling_beta": random_fields.log(draw, 0.01, 2.0), "partial_rotary_factor": rotated / width}
+    random_fields.spell_rope(config, table, draw)
+    return config
+
+
 def _tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
     latent = {
         "num_key_value_heads": 6,
@@ -160,6 +184,8 @@ _CUT = {
     "first_k_dense_replace": 0,
     "moe_intermediate_size": 31,
 }
+# Queries grow too, so the temperature is lower: with sharper attention, rounding in float32 shows in the logits.
+_SCALED = {**_YARN, "mscale_all_dim": 1.1, "original_max_position_embeddings": 19, "llama_4_scaling_beta": 0.4}
 # Fields that both configurations may lack, beside those of all families.
 _OPTIONAL = frozenset({"first_k_dense_replace", "n_shared_experts"})
 
@@ -185,6 +211,55 @@ def _bad(name: str) -> tuple[tuple[str, str, Any], ...]:
 
 
 FAMILIES = (
+    Family(
+        "mistral4",
+        _MISTRAL,
+        tiny=(
+            _tiny(
+                "mistral4-groups",
+                _MISTRAL,
+                2,
+                num_hidden_layers=2,
+                q_lora_rank=22,
+                rope_theta=...,
+                rope_parameters={**_SCALED, "rope_type": "yarn", "rope_theta": 811.0},
+                n_group=4,
+                topk_group=2,
+                routed_scaling_factor=0.7,
+                n_shared_experts=2,
+            ),
+            _tiny(
+                "mistral4-halves",
+                _MISTRAL,
+                1,
+                q_lora_rank=None,
+                rope_scaling={**_SCALED, "partial_rotary_factor": 8 / 18},
+                head_dim=18,
+                first_k_dense_replace=...,
+                rope_interleave=False,
+                norm_topk_prob=False,
+                routed_scaling_factor=0.6,
+                attention_bias=True,
+                tie_word_embeddings=True,
+            ),
+        ),
+        weights=_weights,
+        random=_random_mistral,
+        cut={**_CUT, "head_dim": 18, "n_routed_experts": 8},
+        optional=_OPTIONAL | {"norm_topk_prob", "rope_interleave", "n_group", "topk_group"},
+        bad=(
+            *(one for one in _bad("mistral4-groups") if one[1] in ("num_key_value_heads", "q_lora_rank", "v_head_dim")),
+            ("mistral4-groups", "head_dim", 8),
+            ("mistral4-groups", "n_group", 3),
+            ("mistral4-groups", "n_group", 16),
+            ("mistral4-groups", "num_experts_per_tok", 17),
+            ("mistral4-halves", "rope_scaling", "yarn"),
+            ("mistral4-halves", "rope_scaling", _YARN),
+            ("mistral4-halves", "rope_scaling", {**_SCALED, "llama_4_scaling_beta": -1}),
+            ("mistral4-halves", "rope_scaling", {**_SCALED, "original_max_position_embeddings": 0}),
+            ("mistral4-halves", "rope_scaling", {**_SCALED, "partial_rotary_factor": 1.0}),
+        ),
+    ),
     Family(
         "deepseek_v2",
         _V2,
@@ -359,6 +434,7 @@ def _doubled(field: str) -> Change:
 _LATENT = some(LatentAttentionSpec, always)
 MUTATIONS = (
     without(LatentAttentionSpec, "bias", False),
+    without(LatentAttentionSpec, "q_scale", None),
     without(LatentAttentionSpec, "o_bias", False),
     Mutation(
         "no temperature",
