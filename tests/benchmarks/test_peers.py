@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from drawn import drawn
 
 from ingot.bench.workload import BenchRequest
 
@@ -18,7 +19,9 @@ from ingot.bench.workload import BenchRequest
 FAKE_PEERS = Path(__file__).parents[1] / "support" / "outside" / "fake_peers"
 
 
-@pytest.mark.parametrize(("name", "version", "title"), [("vllm", "0.0.1", "vLLM"), ("sglang", "0.0.2", "SGLang")])
+@pytest.mark.parametrize(
+    ("name", "version", "title"), drawn(1, [("vllm", "0.0.1", "vLLM"), ("sglang", "0.0.2", "SGLang")])
+)
 def test_a_peer(
     name: str,
     version: str,
