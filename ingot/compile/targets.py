@@ -32,7 +32,7 @@ def read_requests(checkpoint: str | Path, **options: Any) -> list[Request]:
     """Return a compile request for each target of the option `target`, in order. `options` are those of `Request.read`.
 
     A tuning log applies to the request of its own target. `tune` applies to this machine's GPU. The requests share the
-    opened checkpoint, so its digests are computed once. Raises IngotError.
+    opened checkpoint. Raises IngotError.
     """
     names = target_names(str(options.get("target", "auto")))
     if len(names) == 1:
