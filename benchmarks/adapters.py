@@ -35,7 +35,7 @@ from step_gaps import step_gaps
 
 from ingot import LLM, SamplingParams
 from ingot.bench.children import run_child
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 
 _PROMPT = 128  # tokens
 _LOADED = 6  # adapters that are loaded under traffic

@@ -21,7 +21,7 @@ from results import Figure, print_figures, write_result
 
 from ingot import LLM, SamplingParams
 from ingot.ir.cache.memory import MemoryNeed
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 
 _NEW = 17  # tokens of a second turn: no whole number of pages
 

@@ -21,9 +21,9 @@ from results import Figure, add_json_option, report
 
 from ingot.bench.startup import read_files
 from ingot.ir.artifact.digest import digest_files
-from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda.weights import BLOCK_BYTES, WeightCopy
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.artifact import Artifact, open_artifact
+from ingot.runtime.loading.load_context import on_one_device
 
 
 def main() -> None:

@@ -26,17 +26,17 @@ import torch
 from results import Figure, add_json_option, report
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.logprobs import OutputLogprobs, StepLogprobs
-from ingot.runtime.outputs import RequestOutput
-from ingot.runtime.pages import PagePool
-from ingot.runtime.request_group import request_output
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
-from ingot.runtime.step import StepInputs
-from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.engines.logprobs import OutputLogprobs, StepLogprobs
+from ingot.runtime.engines.outputs import RequestOutput
+from ingot.runtime.engines.request_group import request_output
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
+from ingot.runtime.steps.step import StepInputs
+from ingot.runtime.text.tokenizer import REPLACEMENT, Tokenizer
 from ingot.serve.engine.deltas import DeltaReport
 from ingot.serve.engine.messages import Stats, Step, frame
 

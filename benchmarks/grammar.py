@@ -27,9 +27,9 @@ from typing import Any
 from results import Figure, add_json_option, report
 
 from ingot import LLM, SamplingParams
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 from ingot.runtime.grammar.masks import Masks
-from ingot.runtime.scheduler_config import DEFAULT_FORCED
+from ingot.runtime.scheduling.scheduler_config import DEFAULT_FORCED
 
 _PROMPT = 32  # tokens
 _RECORD = {

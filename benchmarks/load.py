@@ -24,7 +24,7 @@ from results import Figure, print_figures, write_result
 
 from ingot import compile_model
 from ingot.ir.artifact.digest import digest_files
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 _BLOCK_BYTES = 1 << 20
 

@@ -76,8 +76,8 @@ def _measure(artifact: Path) -> dict[str, int]:
     sys.path.extend(map(str, (ROOT / "tests" / "support").glob("*/")))
     from largest_step import allocated_by_step, largest_step, pages_of
 
-    from ingot.runtime.artifact import open_artifact
-    from ingot.runtime.loader import load_artifact
+    from ingot.runtime.loading.artifact import open_artifact
+    from ingot.runtime.loading.loader import load_artifact
 
     limits = open_artifact(artifact, verify=False).manifest.model
     pages = -(-int(limits["max_seq_len"]) // int(limits["page_size"])) + int(limits["max_batch"]) - 1  # type: ignore[arg-type]

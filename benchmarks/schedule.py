@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from results import Figure, add_json_option, report
 
-from ingot.runtime.batch import StepBatch
-from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Given, Request
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.batch import StepBatch
+from ingot.runtime.scheduling.request import Given, Request
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 _PAGE = 16
 _STEPS = 4 * _PAGE

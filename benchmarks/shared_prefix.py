@@ -19,7 +19,7 @@ from pathlib import Path
 from results import Figure, print_figures, write_result
 
 from ingot import LLM, SamplingParams
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 
 _OWN, _ALONE = 32, 2048  # tokens of each sequence, after a shared prefix and without one
 _BOTH = {"cascade": False, "apart": True}  # `disable_cascade_attn` by name

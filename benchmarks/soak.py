@@ -28,7 +28,7 @@ from ingot.bench.holdings import Holdings, take_holdings
 from ingot.bench.metrics import percentile
 from ingot.bench.soak import Soak, run_soak
 from ingot.bench.soak_load import SoakRequest, Vocabulary, probe_requests, soak_requests, spread_in
-from ingot.runtime.loader import Loaded
+from ingot.runtime.loading.loader import Loaded
 
 _OF_KNEE = 0.8
 _BURST = 4  # requests per batch row to find the rate

@@ -12,7 +12,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, RegionCall, StateSpec
 from ingot.ir.types import StateType
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from ingot.ir.errors import IngotError
     from ingot.ir.machine.target import Target
     from ingot.runtime.adapters.lora_request import LoRARequest
-    from ingot.runtime.artifact import Artifact, open_artifact
-    from ingot.runtime.beam_search_params import BeamSearchParams
-    from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.engines.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.engines.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.grammar.params import StructuredOutputsParams
-    from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
-    from ingot.runtime.pooling_params import PoolingParams
-    from ingot.runtime.sampling_params import SamplingParams
+    from ingot.runtime.loading.artifact import Artifact, open_artifact
+    from ingot.runtime.params.beam_search_params import BeamSearchParams
+    from ingot.runtime.params.pooling_params import PoolingParams
+    from ingot.runtime.params.sampling_params import SamplingParams
     from ingot.serve.async_llm import AsyncLLM
     from ingot.serve.llm import LLM
 
@@ -29,17 +29,17 @@ _HOMES = {
     "AsyncLLM": "ingot.serve.async_llm",
     "LLM": "ingot.serve.llm",
     "LoRARequest": "ingot.runtime.adapters.lora_request",
-    "Artifact": "ingot.runtime.artifact",
-    "open_artifact": "ingot.runtime.artifact",
-    "BeamSearchOutput": "ingot.runtime.beams",
-    "BeamSearchParams": "ingot.runtime.beam_search_params",
-    "BeamSearchSequence": "ingot.runtime.beams",
-    "CompletionOutput": "ingot.runtime.outputs",
-    "EmbeddingOutput": "ingot.runtime.outputs",
-    "Logprob": "ingot.runtime.outputs",
-    "PoolingParams": "ingot.runtime.pooling_params",
-    "RequestOutput": "ingot.runtime.outputs",
-    "SamplingParams": "ingot.runtime.sampling_params",
+    "Artifact": "ingot.runtime.loading.artifact",
+    "open_artifact": "ingot.runtime.loading.artifact",
+    "BeamSearchOutput": "ingot.runtime.engines.beams",
+    "BeamSearchParams": "ingot.runtime.params.beam_search_params",
+    "BeamSearchSequence": "ingot.runtime.engines.beams",
+    "CompletionOutput": "ingot.runtime.engines.outputs",
+    "EmbeddingOutput": "ingot.runtime.engines.outputs",
+    "Logprob": "ingot.runtime.engines.outputs",
+    "PoolingParams": "ingot.runtime.params.pooling_params",
+    "RequestOutput": "ingot.runtime.engines.outputs",
+    "SamplingParams": "ingot.runtime.params.sampling_params",
     "StructuredOutputsParams": "ingot.runtime.grammar.params",
 }
 

@@ -51,7 +51,7 @@ def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     modules += [f"ingot.{folder}.{name}" for folder in folders for name in ("__init__", "part")]
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
     modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
-    modules += ["ingot.backends.table", "ingot.runtime.engine", "ingot.runtime.loader"]
+    modules += ["ingot.backends.table", "ingot.runtime.engines.engine", "ingot.runtime.loading.loader"]
     modules += [f"ingot.serve.{name}" for name in ("async_llm", "llm", "set_up")]
     modules += [f"ingot.serve.engine.{name}" for name in ("__init__", "client", "process")]
     modules += [f"ingot.serve.{folder}.{name}" for folder in ("http", "parsers") for name in ("__init__", "part")]
@@ -133,7 +133,7 @@ FORBIDDEN = [
     ("serve", "ingot.serve.part", "ingot.cli.progress"),
     ("server", "ingot.serve.http.part", "ingot.serve.llm"),
     ("server", "ingot.serve.async_llm", "ingot.serve.engine.process"),
-    ("server", "ingot.serve.engine.client", "ingot.runtime.engine"),
+    ("server", "ingot.serve.engine.client", "ingot.runtime.engines.engine"),
     *(("compile", "ingot.compile.part", f"ingot.{folder}.part") for folder in ("bench", "debug", "report", "serve")),
     *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),
@@ -207,7 +207,15 @@ def test_asking_for_a_model_imports_no_torch() -> None:
     code = "import sys; from ingot import LLM, SamplingParams; LLM, SamplingParams(logprobs=2); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    slow = {"torch", "numpy", "pydantic", "tokenizers", "jinja2", "ingot.runtime.loader", "ingot.runtime.engine"}
+    slow = {
+        "torch",
+        "numpy",
+        "pydantic",
+        "tokenizers",
+        "jinja2",
+        "ingot.runtime.loading.loader",
+        "ingot.runtime.engines.engine",
+    }
     assert slow & set(done.stdout.split()) == set()
 
 

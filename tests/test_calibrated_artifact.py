@@ -17,8 +17,8 @@ from ingot.compile.request import Request
 from ingot.debug.bisect.driver import bisect
 from ingot.ir.errors import CalibrationError, OptionError
 from ingot.ir.mesh import ranks
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("calibrated")
 LIMITS = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96}

@@ -32,7 +32,7 @@ from ingot.ir.program import Program, Stage
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "cpu", "backend": "reference", "max_batch": 2, "max_tokens": 32, "jobs": 1}

@@ -32,8 +32,8 @@ from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_type
 from ingot.ir.program import Region
 from ingot.passes.pipeline import OPTIONAL
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 NAME = "llama-biased"
 OPTIONS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from sm_90 import unplug
 
 import ingot.ir.machine.target
-import ingot.runtime.variants
+import ingot.runtime.loading.variants
 from ingot import LLM, CompileReport, IngotError, SamplingParams, compile_model, open_artifact
 from ingot.cli.main import INGOT, run
 from ingot.compile.driver import compile_cached
@@ -20,7 +20,7 @@ from ingot.debug.why_miss import identity_of
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL, Gpu
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 NAME = "llama-plain"
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
@@ -33,7 +33,7 @@ def plug(patch: pytest.MonkeyPatch, gpu: Gpu | None) -> None:
     unplug(patch)
     if gpu is not None:
         patch.setattr(ingot.ir.machine.target, "find_gpu", lambda: gpu)
-    patch.setattr(ingot.runtime.variants, "find_gpu", ingot.ir.machine.target.find_gpu)
+    patch.setattr(ingot.runtime.loading.variants, "find_gpu", ingot.ir.machine.target.find_gpu)
 
 
 @pytest.fixture(autouse=True)

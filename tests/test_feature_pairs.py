@@ -23,8 +23,8 @@ from ingot.ir.errors import OptionError
 from ingot.ir.mesh import ranks
 from ingot.ir.numerics.harness import MeshRun, teacher_forced
 from ingot.ir.parse import parse_program
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("feature pairs")
 

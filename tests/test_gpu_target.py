@@ -31,11 +31,11 @@ from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, target_name
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.check_target import check_target
 from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.phases import Phases
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.check_target import check_target
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.loading.phases import Phases
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "backend": "reference", "max_batch": 4, "max_tokens": 128}

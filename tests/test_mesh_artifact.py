@@ -27,12 +27,12 @@ from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import DTYPES, Placement, TensorType
-from ingot.runtime import weights as weights_module
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.check_plan import check_positions
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import bind
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading import weights as weights_module
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.check_plan import check_positions
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.loader import bind
+from ingot.runtime.loading.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("mesh artifact")
 MESH = {"tp": 2}

@@ -29,9 +29,9 @@ from ingot.ir.errors import OptionError, TargetError, UserBackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.loaders import find_op, load_executable
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.loading.loaders import find_op, load_executable
 
 TARGET = Target.detect("cpu")
 BODY = parse_program(

@@ -200,7 +200,7 @@ import torch
 from tiny import TINY
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.ops import OPS
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 folder, tiny = Path(FOLDER), TINY["llama-plain"]
 logits = {}
@@ -233,7 +233,7 @@ def test_an_op_of_another_package_from_compile_to_a_new_process(site: Path, tmp_
     # Where the package is not installed, loading says which op is unknown.
     code = f"""
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 try:
     load_artifact({str(tmp_path / "cut.ingot")!r}, num_pages=4)
 except ArtifactError as error:

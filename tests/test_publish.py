@@ -19,7 +19,7 @@ from ingot.compile.publish import ArtifactWriter
 from ingot.ir.artifact.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, BackendError, InternalError, OutputError
 from ingot.ir.json_text import dump_json
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 
 def manifest(**fields: Any) -> Manifest:

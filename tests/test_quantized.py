@@ -31,7 +31,7 @@ from ingot.ir.recipe import concat, quantize, source
 from ingot.ir.types import TensorType
 from ingot.models.architectures import read_spec
 from ingot.passes.pipeline import edit_pipeline
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 SCHEME, TOP, GROUP = "int4_g32_asym", 15, 32
 PASSES = f"default,quantize{{format={SCHEME}}}"

@@ -26,7 +26,7 @@ from ingot.models.architectures import read_spec
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 from ingot.rounding.check import RoundingCheck, check_rounding
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 PASSES = [one for phase in PIPELINE for one in phase.passes]
 OPTIONS: dict[str, Any] = {"target": "cpu", "max_batch": 4, "max_tokens": 64, "max_seq_len": 64, "jobs": 1}

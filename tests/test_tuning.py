@@ -21,7 +21,7 @@ from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import IngotError, OptionError, TargetError
 from ingot.ir.machine.gpus import Gpu
 from ingot.ir.machine.target import Target
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1}

@@ -12,12 +12,12 @@ from torch import fx
 from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.experts_problem import EXPERTS
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.experts.problem import EXPERTS
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear.weight import PLAIN
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.weight import PLAIN
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, Executable

@@ -35,9 +35,9 @@ from typing import Any
 
 import torch
 
-from ingot.backends.triton.kernels.operand_plain import begin_plain, fetch_plain, load_plain, within_plain
+from ingot.backends.triton.kernels.linear.operand_plain import begin_plain, fetch_plain, load_plain, within_plain
+from ingot.backends.triton.lower.linear.weight import PLAIN, Weight
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.weight import PLAIN, Weight
 from ingot.ir.types import DTYPE_NAMES
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import RowTiles
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles
-from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.tiles import RowTiles
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear.tiles import MatvecTiles
+from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 

@@ -21,8 +21,8 @@ from device_times import Recorded, check, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from random_checkpoint import SHAPES, Config
 
-from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
+from ingot.backends.triton.lower.attention.choice import known_tiles
+from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
 from ingot.backends.triton.tune.attention import Mix, Steps, checked
 from ingot.backends.triton.tune.device import Machine, Pool, captured
 

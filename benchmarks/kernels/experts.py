@@ -24,8 +24,8 @@ from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import ranges_of
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.tiles import ranges_of
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, captured
 from ingot.backends.triton.tune.experts import (

@@ -23,10 +23,10 @@ from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, measure_figures, slug
 from results import add_json_option
 
-from ingot.backends.triton.lower import head_linear
-from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
+from ingot.backends.triton.lower.attention.choice import known_tiles
+from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.call import Call as Lowered
+from ingot.backends.triton.lower.linear import head_linear
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.attention import Mix, Steps, checked

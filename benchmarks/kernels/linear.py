@@ -21,8 +21,8 @@ from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from linear_products import Decoder
 
-from ingot.backends.triton.lower.linear_choice import known_tiles
-from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.linear.choice import known_tiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Machine, Pool, captured
 from ingot.backends.triton.tune.linear import (

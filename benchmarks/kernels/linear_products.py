@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import benchmarks_path  # noqa: F401
 from random_checkpoint import SHAPES
 
-from ingot.backends.triton.lower.linear_choice import known_tiles
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.linear.choice import known_tiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
+from ingot.backends.triton.lower.linear.tiles import Tiles
 from ingot.backends.triton.lower.sizes import padded_tokens
 from ingot.backends.triton.tune.device import Machine
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, stages_that_fit

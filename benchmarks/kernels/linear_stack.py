@@ -14,8 +14,8 @@ import triton.language as tl
 from linear_products import MACHINE, Decoder, best_known
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
+from ingot.backends.triton.lower.linear.tiles import MatvecTiles
 from ingot.backends.triton.tune.device import Launcher, graph_seconds
 from ingot.backends.triton.tune.linear import STEPS, LinearBench, TimedLinear, compile_all, launcher
 from ingot.backends.triton.tune.linear_candidates import AnyTiles

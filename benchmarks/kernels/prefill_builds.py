@@ -26,7 +26,7 @@ from ingot.ir.ops import paged_attention
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 DTYPE = torch.bfloat16
 PAGE = 16

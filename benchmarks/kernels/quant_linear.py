@@ -25,13 +25,13 @@ from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from linear_products import Decoder
 
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.lower.linear_tiles import Tiles
-from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles
+from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear.tiles import Tiles
+from ingot.backends.triton.lower.linear.weight import stored_weight
+from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles
 from ingot.backends.triton.lower.sizes import padded_tokens
-from ingot.backends.triton.lower.weight import stored_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune.device import DEVICE, Launcher, Machine, captured
 from ingot.backends.triton.tune.linear import EPS, MOST_LAUNCHES, TRAFFIC

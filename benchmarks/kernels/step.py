@@ -21,9 +21,11 @@ from kernel_figures import Call, Peak, Times, finish, kernel_parser, measure_fig
 from random_checkpoint import SHAPES
 from step_cases import Case, Sizes, cases
 
-from ingot.backends.triton.lower import elementwise, gate, logprobs, norm, penalties, sampling, step
+from ingot.backends.triton.lower import elementwise, gate, norm, step
 from ingot.backends.triton.lower.call import Call as LoweredCall
 from ingot.backends.triton.lower.call import Lowering
+from ingot.backends.triton.lower.sampling import logprobs, penalties
+from ingot.backends.triton.lower.sampling import sample as sampling
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune.device import Launcher, Machine, captured
 from ingot.ir.artifact.plan import BucketClass

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import triton
 
-from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
-from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
+from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.tune.attention import MIXES, AttentionBench, best, compile_all
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Machine, Pool

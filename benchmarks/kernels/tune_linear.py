@@ -26,8 +26,8 @@ import triton
 from linear_products import DECODERS, MACHINE, best_known, for_other_tokens
 from linear_stack import KEPT, Stack, sizes
 
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
+from ingot.backends.triton.lower.linear.tiles import Tiles
 from ingot.backends.triton.tune.device import Pool
 from ingot.backends.triton.tune.linear import STEPS, LinearBench, TimedLinear, compile_all
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ingot import SamplingParams, compile_model
-from ingot.runtime.engine import Engine
-from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import pools_of
-from ingot.runtime.step import StepInputs
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.loading.loader import Loaded, load_artifact
+from ingot.runtime.pages.sequence_pages import pools_of
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
+from ingot.runtime.steps.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"
 # Each token after it is twice as likely as the next best, so rounding on other machines changes none.

@@ -21,7 +21,7 @@ def _preload() -> None:
     import pytest  # noqa: F401
     import torch
 
-    import ingot.runtime.loader  # noqa: F401
+    import ingot.runtime.loading.loader  # noqa: F401
     from ingot.compile.request import Request
 
     torch.set_num_threads(1)  # a fork has none of the threads of its parent

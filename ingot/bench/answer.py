@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ingot.bench.machine import PACKAGES, package_versions, this_machine
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

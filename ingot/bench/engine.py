@@ -8,10 +8,10 @@ from ingot.bench.drive import Progress
 from ingot.bench.steps import WatchedExecutor
 from ingot.bench.workload import BenchRequest
 from ingot.ir.errors import OptionError
-from ingot.runtime.engine import Engine
-from ingot.runtime.limits import Limits
-from ingot.runtime.loader import Loaded
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.loading.loader import Loaded
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.llm import LLM
 
 

@@ -11,7 +11,7 @@ import json  # noqa: E402  # the clock is read before anything is imported
 import sys  # noqa: E402
 
 from ingot.ir.errors import IngotError  # noqa: E402
-from ingot.runtime.sampling_params import SamplingParams  # noqa: E402
+from ingot.runtime.params.sampling_params import SamplingParams  # noqa: E402
 from ingot.serve.llm import LLM  # noqa: E402
 
 IMPORTED = time.time()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.occupancy import Occupancy
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.scheduling.occupancy import Occupancy
 
 _RUNTIME = "ingot.runtime."
 _GRAPHS = "ingot.runtime.cuda."  # captured steps belong to no request

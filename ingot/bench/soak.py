@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from ingot.bench.drive import wait_until
 from ingot.bench.soak_load import SoakRequest
 from ingot.ir.errors import RequestError
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.engines.outputs import RequestOutput
 
 # An engine that reports no request for this long has lost them. A healthy one is silent at most while a slow CPU serves
 # many requests without streaming, of some thousand tokens each.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.bench.workload import Lengths, arrival_times, sharegpt_lengths
-from ingot.runtime.limits import Limits
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.params.sampling_params import SamplingParams
 
 # Shares of the requests. The remaining lengths are like ShareGPT's; the other shares are drawn independently.
 NEAR_LIMIT, VERY_SHORT, REFUSED = 0.05, 0.05, 0.01
@@ -44,7 +44,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request for `ingot.runtime.engine.Engine` in a soak test, and what must happen to it.
+    """A request for `ingot.runtime.engines.engine.Engine` in a soak test, and what must happen to it.
 
     - `arrival`: seconds from the beginning of the test
     - `cancel`: when to cancel the request; None lets it run to its end

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.runtime.executor import SampledStep, StepLauncher
-from ingot.runtime.logprobs import StepLogprobs
-from ingot.runtime.step import StepInputs
+from ingot.runtime.engines.logprobs import StepLogprobs
+from ingot.runtime.steps.executor import SampledStep, StepLauncher
+from ingot.runtime.steps.step import StepInputs
 
 
 @dataclass(frozen=True)

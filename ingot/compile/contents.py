@@ -30,10 +30,10 @@ from ingot.ir.text import print_program
 from ingot.ir.types import DTYPE_NAMES
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered
-from ingot.runtime.artifact import Artifact
 from ingot.runtime.cpu.threads import on_threads
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import bind
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.loader import bind
 from ingot.runtime.ranks.in_process import THREADS, bind_ranks
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import Lowered, OnPass, run_pipeline
 from ingot.passes.stages import first_layers
 from ingot.rounding.check import RoundingCheck
-from ingot.runtime.variants import variant_folder
+from ingot.runtime.loading.variants import variant_folder
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from ingot.ir.artifact.trace import trace_name
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.numerics.harness import Schedule, scheduled
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.bucket import Call
-from ingot.runtime.executor import Executor
-from ingot.runtime.loader import Loaded
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.loader import Loaded
+from ingot.runtime.steps.bucket import Call
+from ingot.runtime.steps.executor import Executor
 
 SEED = 20  # arbitrary; seeds the tokens and the order of the pages
 TOP = 8  # logits stored per position

@@ -21,7 +21,7 @@ from ingot.ir.machine.target import Target
 from ingot.ir.plugins import Package
 from ingot.ir.program import Program, target_name
 from ingot.ir.types import TensorType
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 # Methods that belong together: a class that has one of a row needs the whole row.
 _TOGETHER = (

@@ -62,7 +62,7 @@ from ingot.quantizing.calibrate import SCALING_METHODS
 from ingot.quantizing.options import QuantizeOptions
 from ingot.quantizing.texts import BUILTIN, CalibrationText, read_text
 from ingot.rounding.check import RoundingCheck, check_rounding
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 # By device. A GPU's step of 256 sequences takes only a few times as long as a step of one, so throughput workloads send

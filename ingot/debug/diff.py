@@ -14,8 +14,8 @@ from ingot.ir.artifact.trace import trace_name
 from ingot.ir.diff import ABSENT, Difference, ProgramDiff, diff_programs
 from ingot.ir.errors import ArtifactError
 from ingot.ir.program import Program
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.plan_file import read_plan_file
 
 _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 

@@ -25,8 +25,8 @@ from ingot.ir.origin import in_later_layer, layer_of
 from ingot.ir.parse import parse_programs
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, RegionCall, target_name
-from ingot.runtime.artifact import Artifact, open_artifact
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import Artifact, open_artifact
+from ingot.runtime.loading.plan_file import read_plan_file
 
 
 def explain(

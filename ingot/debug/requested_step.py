@@ -9,7 +9,7 @@ from ingot.debug.explained import StepShape
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 # Defaults, within the limits: a typical prefill chunk of servers, and a context that is long enough to matter in
 # attention. A sequence with more tokens in the step has a longer context.

@@ -8,7 +8,7 @@ from ingot.ir.diff.flat import flatten
 from ingot.ir.errors import OptionError, ParseError, VerifyError
 from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, Stage
-from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.loading.artifact import Artifact, open_artifact
 
 ProgramKey = tuple[str, str | None]  # entry and bucket class (None before the split into classes)
 

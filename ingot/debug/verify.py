@@ -20,10 +20,10 @@ from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.check_target import check_target
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import Loaded, bind
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.check_target import check_target
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.loader import Loaded, bind
 from ingot.runtime.ranks.in_process import bind_ranks
 
 

@@ -8,7 +8,7 @@ from ingot.debug.identity_diff import Change, Document, changes
 from ingot.ir.artifact.digest import CHUNK_BYTES, digest_json
 from ingot.ir.artifact.manifest import EXECUTABLES, REQUEST
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ingot.ir.program import Model, Program, Stage
 from ingot.passes.base import PassContext
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import Phase
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 # Options of a compile that decide nothing of what is exported. With these values, an artifact for a machine that is
 # not here can be exported, and no compiler needs to be installed.

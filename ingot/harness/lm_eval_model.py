@@ -15,8 +15,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ingot.ir.errors import OptionError, RequestError
 from ingot.runtime.chat.files import choose, named_tokens, read_templates
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer, read_json
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.text.tokenizer import Tokenizer, read_json
 from ingot.serve.llm import LLM
 
 # The most tokens of an answer, if neither the task nor the user limits it: that of lm-eval's other models.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.ir.errors import CalibrationError, IngotError
 from ingot.ir.json_text import parse_json
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 # The name of the text that comes with Ingot: excerpts of its documentation and code.
 BUILTIN = "builtin"

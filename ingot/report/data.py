@@ -15,7 +15,7 @@ from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import ArtifactError
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.report.step_times import DrawnStep, drawn_steps
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 @dataclass(frozen=True)

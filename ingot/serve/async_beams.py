@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ingot.runtime.beam_search_params import BeamSearchParams
-from ingot.runtime.beams import BeamSearch, step_params
-from ingot.runtime.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
-from ingot.runtime.prompt import Prompt
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.beams import BeamSearch, step_params
+from ingot.runtime.engines.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from ingot.runtime.params.beam_search_params import BeamSearchParams
+from ingot.runtime.params.prompt import Prompt
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta, TokenLogprob
 

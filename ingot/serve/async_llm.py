@@ -10,15 +10,15 @@ from ingot.ir.artifact.manifest_file import is_artifact, mesh_in
 from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.ir.mesh import parse_mesh, world_size
 from ingot.runtime.adapters.lora_request import LoRARequest
-from ingot.runtime.beam_search_params import BeamSearchParams
-from ingot.runtime.beams import BeamSearch, BeamSearchOutput, check_room
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.given_numbers import as_integer
-from ingot.runtime.growing import SoFar
-from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
-from ingot.runtime.pooling_params import PoolingParams
-from ingot.runtime.prompt import Prompt, PromptLike
-from ingot.runtime.sampling_params import SamplingParams, changed_fields
+from ingot.runtime.engines.beams import BeamSearch, BeamSearchOutput, check_room
+from ingot.runtime.engines.growing import SoFar
+from ingot.runtime.engines.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+from ingot.runtime.params.beam_search_params import BeamSearchParams
+from ingot.runtime.params.given_numbers import as_integer
+from ingot.runtime.params.pooling_params import PoolingParams
+from ingot.runtime.params.prompt import Prompt, PromptLike
+from ingot.runtime.params.sampling_params import SamplingParams, changed_fields
 from ingot.serve.async_beams import AsyncBeamSearch, by_token
 from ingot.serve.default_params import OF_MODEL
 from ingot.serve.engine.client import EngineClient, EngineLimits

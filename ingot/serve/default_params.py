@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ingot.ir.artifact.manifest_file import tokenizer_folder
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 # Names in the file, and those of the fields; vLLM takes the same ones.
 _FIELDS = {
@@ -44,7 +44,7 @@ def chosen_sampling_params(artifact: Path, source: str) -> SamplingParams:
 
 
 def _read(file: Path) -> SamplingParams:
-    from ingot.runtime.tokenizer import read_json
+    from ingot.runtime.text.tokenizer import read_json
 
     config = read_json(file)
     try:

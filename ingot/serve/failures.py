@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ingot.ir.errors import GenerationError
-from ingot.runtime.beams import BeamSearchSequence
-from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
+from ingot.runtime.engines.beams import BeamSearchSequence
+from ingot.runtime.engines.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
 
 Output = TypeVar("Output", RequestOutput, EmbeddingOutput)
 

@@ -49,7 +49,7 @@ def _chosen(path: Path) -> Path:
     """Return the variant of this machine if `path` is a fat artifact, else `path`."""
     if not (path / VARIANTS).is_file():
         return path
-    from ingot.runtime.variants import variant_folder  # imports pydantic
+    from ingot.runtime.loading.variants import variant_folder  # imports pydantic
 
     return variant_folder(path)
 

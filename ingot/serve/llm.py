@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 from ingot.ir.artifact.manifest_file import device_of, is_artifact
 from ingot.ir.errors import InternalError, RequestError
 from ingot.runtime.cuda.early_context import begin_context
-from ingot.runtime.phases import Phases, process_age
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.loading.phases import Phases, process_age
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.default_params import default_sampling_params
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
 
 if TYPE_CHECKING:
     from ingot.runtime.adapters.lora_request import LoRARequest
-    from ingot.runtime.beam_search_params import BeamSearchParams
-    from ingot.runtime.beams import BeamSearchOutput
     from ingot.runtime.chat.template import ChatTemplate
     from ingot.runtime.cuda.graphs.choice import Capture
-    from ingot.runtime.engine import Engine, EngineRequest
-    from ingot.runtime.loader import Loaded
-    from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
-    from ingot.runtime.pooling_engine import PoolingEngine
-    from ingot.runtime.pooling_params import PoolingParams
-    from ingot.runtime.prefix_cache import PrefixCacheStats
-    from ingot.runtime.prompt import Prompt, PromptLike
-    from ingot.runtime.scheduler_config import Policy
-    from ingot.runtime.tokenizer import Tokenizer
+    from ingot.runtime.engines.beams import BeamSearchOutput
+    from ingot.runtime.engines.engine import Engine, EngineRequest
+    from ingot.runtime.engines.outputs import EmbeddingOutput, RequestOutput
+    from ingot.runtime.engines.pooling_engine import PoolingEngine
+    from ingot.runtime.loading.loader import Loaded
+    from ingot.runtime.pages.prefix_cache import PrefixCacheStats
+    from ingot.runtime.params.beam_search_params import BeamSearchParams
+    from ingot.runtime.params.pooling_params import PoolingParams
+    from ingot.runtime.params.prompt import Prompt, PromptLike
+    from ingot.runtime.scheduling.scheduler_config import Policy
+    from ingot.runtime.text.tokenizer import Tokenizer
     from ingot.serve.progress import UseTqdm
 
     LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -117,7 +117,7 @@ class LLM:
         context = begin_context(phases) if device_of(path) == "cuda" else None
         try:
             with phases.phase("engine"):
-                from ingot.runtime.loader import load_artifact
+                from ingot.runtime.loading.loader import load_artifact
                 from ingot.serve.set_up import make_engine
         finally:
             if context is not None:
@@ -158,7 +158,7 @@ class LLM:
         "import" is the time from the start of the process to the start of the constructor. "ready" is the time from the
         start of the process to the end of the constructor. The other phases are parts of the time between, and some
         overlap. "engine" imports torch and the engine. "context" creates the GPU context, and "cublas" the first cuBLAS
-        handle, both in parallel with "engine". `ingot.runtime.loader.Loaded` describes the remaining phases, which load
+        handle, both in parallel with "engine". `ingot.runtime.loading.loader.Loaded` describes the remaining phases, which load
         the artifact.
 
         Each CUDA graph captured so far also has an entry. "graph 8" is for decode steps of 8 sequences. "graph 8
@@ -431,7 +431,7 @@ class LLM:
     @property
     def _pools(self) -> bool:
         """Return whether the model ends in pooling: it returns a vector for a prompt instead of generated tokens."""
-        from ingot.runtime.pooling_engine import PoolingEngine
+        from ingot.runtime.engines.pooling_engine import PoolingEngine
 
         return isinstance(self._engine, PoolingEngine)
 

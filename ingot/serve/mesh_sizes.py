@@ -10,7 +10,7 @@ from typing import Any
 from ingot.ir.artifact.manifest_file import is_artifact, mesh_in
 from ingot.ir.errors import OptionError
 from ingot.ir.mesh import STAGES, check_mesh, mesh_text, parse_mesh
-from ingot.runtime.given_numbers import as_integer
+from ingot.runtime.params.given_numbers import as_integer
 
 # The name of each option, and its axis of a mesh.
 SIZES: Mapping[str, str] = {"pipeline_parallel_size": STAGES, "tensor_parallel_size": "tp"}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.adapters.lora_request import LoRARequest
-from ingot.runtime.engine import Engine
-from ingot.runtime.pooling_engine import PoolingEngine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.pooling_engine import PoolingEngine
 
 
 def read_adapters(engine: Engine | PoolingEngine, given: Sequence[LoRARequest | None]) -> list[str | None]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.beam_search_params import BeamSearchParams
-from ingot.runtime.beams import BeamSearch, BeamSearchOutput, Run, beam_search, check_room
-from ingot.runtime.engine import Engine
-from ingot.runtime.loader import Loaded
-from ingot.runtime.param_checks import integer, optional
-from ingot.runtime.pooling_engine import PoolingEngine
-from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
+from ingot.runtime.engines.beams import BeamSearch, BeamSearchOutput, Run, beam_search, check_room
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.pooling_engine import PoolingEngine
+from ingot.runtime.loading.loader import Loaded
+from ingot.runtime.params.beam_search_params import BeamSearchParams
+from ingot.runtime.params.param_checks import integer, optional
+from ingot.runtime.params.prompt import Prompt, PromptLike, read_prompts
 from ingot.serve.failures import failure, raise_if_all_failed
 from ingot.serve.progress import UseTqdm, progress
 

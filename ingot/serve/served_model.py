@@ -14,9 +14,9 @@ from ingot.ir.errors import ArtifactError, IngotError, RequestError
 from ingot.runtime.chat.files import read_template, read_templates
 from ingot.runtime.chat.renderer import Renderer
 from ingot.runtime.chat.template import ChatOptions, ChatTemplate
-from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer, read_json
+from ingot.runtime.params.prompt import Prompt, PromptLike, read_prompts
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.text.tokenizer import Tokenizer, read_json
 from ingot.serve.default_params import OF_MODEL, chosen_sampling_params
 
 Value = TypeVar("Value")

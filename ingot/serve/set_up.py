@@ -12,21 +12,21 @@ from ingot.ir.mesh import STAGES
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.runtime.adapters.host_adapter import read_places
 from ingot.runtime.adapters.manager import DEFAULT_HOST_ADAPTERS, AdapterManager
-from ingot.runtime.blocks import blocks_of, max_drafts
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.given_numbers import as_integer
-from ingot.runtime.loader import Loaded
-from ingot.runtime.pages import PagePool
-from ingot.runtime.pooling_engine import PoolingEngine, PoolingRequest
-from ingot.runtime.pooling_params import PoolingParams
-from ingot.runtime.prompt import Prompt, PromptLike
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
-from ingot.runtime.sequence_pages import pools_of
-from ingot.runtime.shared_prefixes import least_saved
-from ingot.runtime.step import layout_of
-from ingot.runtime.step_outputs import VECTORS
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.engines.pooling_engine import PoolingEngine, PoolingRequest
+from ingot.runtime.loading.loader import Loaded
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import pools_of
+from ingot.runtime.pages.shared_prefixes import least_saved
+from ingot.runtime.params.given_numbers import as_integer
+from ingot.runtime.params.pooling_params import PoolingParams
+from ingot.runtime.params.prompt import Prompt, PromptLike
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.blocks import blocks_of, max_drafts
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
+from ingot.runtime.steps.step import layout_of
+from ingot.runtime.steps.step_outputs import VECTORS
 
 
 def make_engine(

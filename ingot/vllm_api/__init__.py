@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ingot.runtime.adapters.lora_request import LoRARequest
-    from ingot.runtime.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.engines.beams import BeamSearchOutput, BeamSearchSequence
+    from ingot.runtime.engines.outputs import CompletionOutput, Logprob, RequestOutput
     from ingot.runtime.grammar.params import StructuredOutputsParams
-    from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
     from ingot.vllm_api.argument_parser import FlexibleArgumentParser
     from ingot.vllm_api.beam_search_params import BeamSearchParams
     from ingot.vllm_api.engine_args import EngineArgs
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _HERE = "ingot.vllm_api"
 # Loaded on first use, so that `--help` of a script needs no torch.
 _HOMES = {
-    "BeamSearchOutput": "ingot.runtime.beams",
-    "BeamSearchSequence": "ingot.runtime.beams",
-    "CompletionOutput": "ingot.runtime.outputs",
-    "Logprob": "ingot.runtime.outputs",
-    "RequestOutput": "ingot.runtime.outputs",
+    "BeamSearchOutput": "ingot.runtime.engines.beams",
+    "BeamSearchSequence": "ingot.runtime.engines.beams",
+    "CompletionOutput": "ingot.runtime.engines.outputs",
+    "Logprob": "ingot.runtime.engines.outputs",
+    "RequestOutput": "ingot.runtime.engines.outputs",
     "BeamSearchParams": f"{_HERE}.beam_search_params",
     "FlexibleArgumentParser": f"{_HERE}.argument_parser",
     "EngineArgs": f"{_HERE}.engine_args",

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.beam_search_params import BeamSearchParams as FrozenParams
+from ingot.runtime.params.beam_search_params import BeamSearchParams as FrozenParams
 
 _NAMES = tuple(one.name for one in fields(FrozenParams))
 

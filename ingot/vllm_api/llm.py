@@ -30,11 +30,11 @@ from ingot.vllm_api.script_helpers import is_template
 
 if TYPE_CHECKING:
     from ingot.runtime.adapters.lora_request import LoRARequest
-    from ingot.runtime.beam_search_params import BeamSearchParams
-    from ingot.runtime.beams import BeamSearchOutput
-    from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
-    from ingot.runtime.pooling_params import PoolingParams
-    from ingot.runtime.tokenizer import Tokenizer
+    from ingot.runtime.engines.beams import BeamSearchOutput
+    from ingot.runtime.engines.outputs import EmbeddingOutput, RequestOutput
+    from ingot.runtime.params.beam_search_params import BeamSearchParams
+    from ingot.runtime.params.pooling_params import PoolingParams
+    from ingot.runtime.text.tokenizer import Tokenizer
     from ingot.vllm_api.model_config import ModelConfig
     from ingot.vllm_api.renderer import Renderer
 
@@ -73,14 +73,14 @@ class LLM(RefusedMethods):
 
     @property
     def _pools(self) -> bool:
-        from ingot.runtime.pooling_engine import PoolingEngine
+        from ingot.runtime.engines.pooling_engine import PoolingEngine
 
         return isinstance(self._llm.llm_engine, PoolingEngine)
 
     @property
     def _classes(self) -> bool:
         """Whether the model's vectors are logits of classes."""
-        from ingot.runtime.pooling_engine import PoolingEngine
+        from ingot.runtime.engines.pooling_engine import PoolingEngine
 
         engine = self._llm.llm_engine
         return isinstance(engine, PoolingEngine) and engine.classes

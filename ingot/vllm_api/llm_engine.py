@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.llm import LLM as IngotLLM
 from ingot.vllm_api.engine_args import EngineArgs
 from ingot.vllm_api.prompts import read_forms, refuse_arguments
@@ -13,8 +13,8 @@ from ingot.vllm_api.sampling_params import frozen
 
 if TYPE_CHECKING:
     from ingot.runtime.adapters.lora_request import LoRARequest
-    from ingot.runtime.outputs import RequestOutput
-    from ingot.runtime.tokenizer import Tokenizer
+    from ingot.runtime.engines.outputs import RequestOutput
+    from ingot.runtime.text.tokenizer import Tokenizer
     from ingot.vllm_api.model_config import ModelConfig
 
 
@@ -25,7 +25,7 @@ class LLMEngine(RefusedMethods):
     """
 
     def __init__(self, llm: IngotLLM) -> None:
-        from ingot.runtime.engine import Engine
+        from ingot.runtime.engines.engine import Engine
 
         if not isinstance(llm.llm_engine, Engine):
             raise RequestError(
@@ -76,7 +76,7 @@ class LLMEngine(RefusedMethods):
 
         Raises RequestError for a bad request; then it is not queued.
         """
-        from ingot.runtime.engine import EngineRequest
+        from ingot.runtime.engines.engine import EngineRequest
         from ingot.serve.read_adapters import read_adapters
 
         other = {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ingot.runtime.pooling_engine import PoolingEngine
+from ingot.runtime.engines.pooling_engine import PoolingEngine
 from ingot.serve.llm import LLM
 
 

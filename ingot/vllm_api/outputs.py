@@ -9,7 +9,7 @@ from ingot.serve.http.class_scores import probabilities
 if TYPE_CHECKING:
     import torch
 
-    from ingot.runtime.outputs import EmbeddingOutput as IngotOutput
+    from ingot.runtime.engines.outputs import EmbeddingOutput as IngotOutput
 
 
 @dataclass(frozen=True)

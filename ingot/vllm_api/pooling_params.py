@@ -3,7 +3,7 @@
 from typing import Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.pooling_params import PoolingParams as OwnParams
+from ingot.runtime.params.pooling_params import PoolingParams as OwnParams
 
 # Parameters of vLLM, also former ones, that have no meaning here, with the reason or with what to use.
 _REFUSED = {

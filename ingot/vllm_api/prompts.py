@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 
 
 class TextPrompt(TypedDict):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.prompt import Prompt, read_prompts
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.params.prompt import Prompt, read_prompts
+from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.vllm_api.model_config import ModelConfig
 from ingot.vllm_api.prompts import TextPrompt, TokensPrompt, read_forms
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_checks import CHECKS
-from ingot.runtime.sampling_params import SamplingParams as FrozenParams
+from ingot.runtime.params.sampling_checks import CHECKS
+from ingot.runtime.params.sampling_params import SamplingParams as FrozenParams
 
 _MAX_BIAS = 100.0  # OpenAI's, in vLLM's SamplingParams.from_optional
 

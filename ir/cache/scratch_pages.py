@@ -3,7 +3,7 @@
 A cache group with a window keeps only what later tokens read. In a step with a long prompt chunk, each layer also
 writes keys and values of tokens before the window at the chunk's end. That layer's attention reads them in the same
 step, and nothing reads them later. Layers run one after the other, so all caches of a group can share the memory of
-these pages: the pages after those of the pool are the same memory in every cache (`ingot.runtime.states`).
+these pages: the pages after those of the pool are the same memory in every cache (`ingot.runtime.loading.states`).
 """
 
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ from ingot.ir.errors import AdapterError, ArtifactError, IngotError
 from ingot.ir.parse import parse_recipe, parse_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import TensorType
-from ingot.runtime.artifact import Artifact, malformed
+from ingot.runtime.loading.artifact import Artifact, malformed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.ir.errors import ArtifactError, RequestError
-from ingot.runtime.tokenizer import read_json
+from ingot.runtime.text.tokenizer import read_json
 
 # The named tokens of tokenizer_config.json, which transformers passes to every template.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -13,8 +13,8 @@ from ingot.runtime.chat.files import Template, choose, named_tokens, read_templa
 from ingot.runtime.chat.messages import Message, plain, read_conversations, read_tools
 from ingot.runtime.chat.renderer import Renderer, TemplateObjection
 from ingot.runtime.chat.spans import content_spans, disguise
-from ingot.runtime.prompt import Prompt
-from ingot.runtime.tokenizer import Tokenizer, read_json
+from ingot.runtime.params.prompt import Prompt
+from ingot.runtime.text.tokenizer import Tokenizer, read_json
 
 # Fields that templates compare with constants: disguising them would change the text.
 _STRUCTURAL = ("role", "type")

@@ -11,18 +11,18 @@ import torch
 
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
-from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
-from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cpu.threads import on_threads
-from ingot.runtime.edited_rows import write_edits, write_masks
-from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
-from ingot.runtime.late_step import LateStep
-from ingot.runtime.logprobs import OutputLogprobs
-from ingot.runtime.stage_line import StageLine, check_line
-from ingot.runtime.states import States
-from ingot.runtime.step import StepInputs
-from ingot.runtime.step_outputs import VECTORS
-from ingot.runtime.token_counts import recount
+from ingot.runtime.engines.logprobs import OutputLogprobs
+from ingot.runtime.loading.states import States
+from ingot.runtime.scheduling.edited_rows import write_edits, write_masks
+from ingot.runtime.steps.binding import bound_params, choose_bucket, step_sizes
+from ingot.runtime.steps.bucket import Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.steps.executor import NOTHING_CAPTURED, Captured, Executor
+from ingot.runtime.steps.late_step import LateStep
+from ingot.runtime.steps.stage_line import StageLine, check_line
+from ingot.runtime.steps.step import StepInputs
+from ingot.runtime.steps.step_outputs import VECTORS
+from ingot.runtime.steps.token_counts import recount
 
 
 @dataclass(frozen=True)

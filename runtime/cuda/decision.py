@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
-from ingot.runtime.binding import no_bucket
 from ingot.runtime.cuda.graphs.choice import Capture, DecodeChoice, PromptChoice
 from ingot.runtime.cuda.graphs.sizes import bucket_serving, has_few_tokens
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.binding import no_bucket
+from ingot.runtime.steps.step import StepSizes
 
 # Graphs of decode-only steps, and of steps that prefill.
 GraphKind = Literal["decode", "prompts"]

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.phases import Phases
+from ingot.runtime.loading.phases import Phases
 
 # Seconds between two checks for torch's libraries: hundredths of their loading time.
 _PAUSE_S = 0.005

@@ -15,8 +15,6 @@ from ingot.ir.errors import InternalError, OptionError, RankError, StepMemoryErr
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
-from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
-from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
@@ -25,14 +23,16 @@ from ingot.runtime.cuda.graphs.sizes import captured_together, decode_steps, gra
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staged_bucket import StagedBucket
-from ingot.runtime.edited_rows import write_edits, write_masks
-from ingot.runtime.executor import Captured, Executor, StepHandle
-from ingot.runtime.late_step import LateStep
-from ingot.runtime.stage_line import StageLine, check_line
-from ingot.runtime.states import States
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes
-from ingot.runtime.step_outputs import StepOutputs
-from ingot.runtime.token_counts import recount
+from ingot.runtime.loading.states import States
+from ingot.runtime.scheduling.edited_rows import write_edits, write_masks
+from ingot.runtime.steps.binding import bound_params, choose_bucket, step_sizes
+from ingot.runtime.steps.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.steps.executor import Captured, Executor, StepHandle
+from ingot.runtime.steps.late_step import LateStep
+from ingot.runtime.steps.stage_line import StageLine, check_line
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
+from ingot.runtime.steps.step_outputs import StepOutputs
+from ingot.runtime.steps.token_counts import recount
 
 # Warm-up runs steps of so many padding tokens, besides the largest of each bucket class. cuBLAS has different kernels
 # for different sizes, and loads each at first use. Usual prompts are near one of these sizes.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ingot.runtime.logprobs import OutputLogprobs
-from ingot.runtime.step_outputs import VECTORS
+from ingot.runtime.engines.logprobs import OutputLogprobs
+from ingot.runtime.steps.step_outputs import VECTORS
 
 
 class CudaStepHandle:

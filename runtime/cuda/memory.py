@@ -6,7 +6,7 @@ from ingot.ir.artifact.plan import Plan, Plans
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.gpus import Gpu
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, prompt_steps
-from ingot.runtime.memory import ServingMemory
+from ingot.runtime.loading.memory import ServingMemory
 
 # The default share of GPU memory for serving, equal to vLLM's default gpu_memory_utilization.
 USUAL_SHARE = 0.9

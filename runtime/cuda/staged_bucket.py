@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ingot.runtime.bucket import Bucket, Watch
-from ingot.runtime.stage_line import StageLine
+from ingot.runtime.steps.bucket import Bucket, Watch
+from ingot.runtime.steps.stage_line import StageLine
 
 
 class StagedBucket(Bucket):

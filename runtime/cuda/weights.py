@@ -20,8 +20,8 @@ import torch
 from ingot.ir.artifact.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.load_context import Allocator, LoadContext
-from ingot.runtime.artifact import Artifact, FileChunk
-from ingot.runtime.weights import Place, files_of, weight_places
+from ingot.runtime.loading.artifact import Artifact, FileChunk
+from ingot.runtime.loading.weights import Place, files_of, weight_places
 
 # Large enough that with 16 threads the Python time of a block (some 50 µs, one thread at a time) stays below its
 # hashing time (6 ms). Small, because pinning takes the driver some 0.3 s per GB, and each thread pins 16 MiB.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ingot.ir.errors import RequestError
 from ingot.runtime.grammar.check import GrammarCheck
 from ingot.runtime.grammar.params import StructuredOutputsParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance

@@ -11,12 +11,12 @@ import torch
 
 from ingot.ir.features.request_view import Array
 from ingot.ir.ops.logit_edits import WORD_BITS
-from ingot.runtime.edited_rows import MaskedRow, MaskRows
 from ingot.runtime.grammar.compiling import readable
 from ingot.runtime.grammar.limits import FAST_SECONDS
 from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.grammar.params import FAILED
-from ingot.runtime.request import End, Request
+from ingot.runtime.scheduling.edited_rows import MaskedRow, MaskRows
+from ingot.runtime.scheduling.request import End, Request
 
 # Threads that may compute the masks of a step, besides one alone. Most masks take 5 to 20 us, and a few take
 # milliseconds. To hand masks over and to wait took 0.5 to 3 ms on two busy cores, most of it to wake threads; it

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.param_checks import boolean, refuse
+from ingot.runtime.params.param_checks import boolean, refuse
 
 OWNER = "StructuredOutputsParams"
 # The longest text of a grammar. Those of requests have some kilobytes. The engine's thread reads the JSON of each. That

@@ -16,16 +16,16 @@ import torch
 from ingot.ir.errors import InternalError, RankError, TargetError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import Mesh, Rank, groups, ranks
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.binding import step_sizes
-from ingot.runtime.bucket import Watch
-from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor, StepHandle
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import Loaded, bind
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.loader import Loaded, bind
 from ingot.runtime.ranks.seat import Seat, rank_text
 from ingot.runtime.ranks.start import room_of_ranks
 from ingot.runtime.ranks.worker import lost_rank
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.binding import step_sizes
+from ingot.runtime.steps.bucket import Watch
+from ingot.runtime.steps.executor import NOTHING_CAPTURED, Captured, Executor, StepHandle
+from ingot.runtime.steps.step import StepSizes
 
 # Results depend on the number of threads, and it is one value for all threads of a process.
 THREADS = 1

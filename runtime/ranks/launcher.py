@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import torch
 
-from ingot.runtime.executor import SampledStep, StepHandle, StepLauncher
-from ingot.runtime.late_step import LateStep
-from ingot.runtime.logprobs import StepLogprobs
+from ingot.runtime.engines.logprobs import StepLogprobs
 from ingot.runtime.ranks.leader import Leader
-from ingot.runtime.round import Round
-from ingot.runtime.step import StepInputs
+from ingot.runtime.scheduling.round import Round
+from ingot.runtime.steps.executor import SampledStep, StepHandle, StepLauncher
+from ingot.runtime.steps.late_step import LateStep
+from ingot.runtime.steps.step import StepInputs
 
 T = TypeVar("T")
 

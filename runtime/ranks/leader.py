@@ -24,13 +24,13 @@ from ingot.ir.errors import BackendError, IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import STAGES, Mesh, Rank, ranks
 from ingot.runtime.cuda.graphs.choice import Capture
+from ingot.runtime.loading.room import Room
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.watch import RankWatch
-from ingot.runtime.room import Room
-from ingot.runtime.step import StepInputs
+from ingot.runtime.steps.step import StepInputs
 
 # How long rank 0 waits for the cause of a broken connection. Watching finds one within some tenths of a second, a
 # stopped process within two seconds.

@@ -4,10 +4,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from ingot.runtime.executor import SampledStep, StepLauncher
 from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import SteppedInputs, StepSlots
-from ingot.runtime.step import StepInputs
+from ingot.runtime.steps.executor import SampledStep, StepLauncher
+from ingot.runtime.steps.step import StepInputs
 
 # Orders, one byte each: run the next step; run the ending of the oldest step that has not run it, whose late inputs are
 # there now. Closing the pipe ends a rank.

@@ -9,7 +9,7 @@ from ingot.backends.table import BACKENDS
 from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, groups, ranks
-from ingot.runtime.room import Room
+from ingot.runtime.loading.room import Room
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from ingot.backends.table import collective_backend
 from ingot.ir.artifact.plan import PlanFile, Plans
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import Mesh, ranks, world_size
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.check_plan import check_positions
-from ingot.runtime.check_target import this_machine
 from ingot.runtime.cuda.graphs.choice import Capture
-from ingot.runtime.limits import Limits, read_limits
-from ingot.runtime.memory import ServingMemory
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.check_plan import check_positions
+from ingot.runtime.loading.check_target import this_machine
+from ingot.runtime.loading.limits import Limits, read_limits
+from ingot.runtime.loading.memory import ServingMemory
+from ingot.runtime.loading.plan_file import read_plan_file
+from ingot.runtime.loading.room import Room, find_room, serving_memory
 from ingot.runtime.ranks.gpus import CONNECTION_BYTES, RankGpus, find_rank_gpus
 from ingot.runtime.ranks.leader import Leader
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
-from ingot.runtime.room import Room, find_room, serving_memory
 
 
 def start_ranks(

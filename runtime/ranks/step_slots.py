@@ -9,10 +9,10 @@ import torch
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.features import find_input
 from ingot.ir.parse import parse_type
-from ingot.runtime.edited_rows import MaskRows, RowEdit
-from ingot.runtime.limits import Limits
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes, layout_of
-from ingot.runtime.token_counts import Recount
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.scheduling.edited_rows import MaskRows, RowEdit
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes, layout_of
+from ingot.runtime.steps.token_counts import Recount
 
 # Sizes T, B, L, P and G; whether the ending waits; words of the buffer; counts of recounts and edits; rows and words of
 # the masks; whether the ending waits for masks.

@@ -22,10 +22,10 @@ import torch
 
 from ingot.ir.errors import IngotError, RankError
 from ingot.ir.mesh import STAGES, ranks
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.limits import read_limits
-from ingot.runtime.loader import bind
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.limits import read_limits
+from ingot.runtime.loading.loader import bind
+from ingot.runtime.loading.plan_file import read_plan_file
 from ingot.runtime.ranks.posted_steps import run_posted
 from ingot.runtime.ranks.seat import Seat, connections, read_room
 from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea

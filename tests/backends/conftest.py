@@ -10,7 +10,7 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.compile.emitter import Emitter
 from ingot.ir.machine.target import Target
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from ingot.ir.masks import Mask
 from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Library = Mapping[str, Callable[..., Any]]
@@ -372,7 +372,7 @@ def test_a_model_is_served_by_the_kernels(
     from ingot.frontend.checkpoint import Checkpoint
     from ingot.frontend.trace import Limits, trace
     from ingot.models.architectures import read_spec
-    from ingot.runtime.loader import load_artifact
+    from ingot.runtime.loading.loader import load_artifact
 
     assert "cpu" in choices("cpu")["auto"] and "cpu" not in choices("cpu")["reference"]
     without_inductor(monkeypatch)
@@ -409,7 +409,7 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
 ) -> None:
     from tiny import TINY
 
-    from ingot.runtime.loader import load_artifact
+    from ingot.runtime.loading.loader import load_artifact
 
     seen: list[tuple[int, int]] = []
 

@@ -22,7 +22,7 @@ from ingot.backends.cpu.load import load_library
 from ingot.backends.toolchain import compiler_path
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 

@@ -36,7 +36,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, Stage
 from ingot.ir.types import DTYPE_NAMES
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 Run = Callable[..., Sequence[torch.Tensor]]
 TARGET = Target.detect("cpu")

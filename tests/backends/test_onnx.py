@@ -33,7 +33,7 @@ from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 TARGET = Target.detect("cpu")
 # Fusible ops without a translation: formats of weights are too many for a table of nodes.

@@ -29,10 +29,10 @@ from ingot.bench.soak_load import (
     spread_in,
 )
 from ingot.ir.errors import RequestError
-from ingot.runtime.limits import Limits
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.occupancy import Occupancy
-from ingot.runtime.outputs import CompletionOutput, RequestOutput
+from ingot.runtime.engines.outputs import CompletionOutput, RequestOutput
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.scheduling.occupancy import Occupancy
 from ingot.serve.set_up import make_engine
 
 # With the tests whose artifact this is.

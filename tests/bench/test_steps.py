@@ -14,7 +14,7 @@ from ingot.bench.drive import drive
 from ingot.bench.engine import open_engine
 from ingot.bench.steps import StepTimes, WatchedExecutor, step_metrics
 from ingot.bench.workload import Lengths, make_workload
-from ingot.runtime.step import StepBuffer, StepInputs, StepLayout, StepSizes
+from ingot.runtime.steps.step import StepBuffer, StepInputs, StepLayout, StepSizes
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 

@@ -22,7 +22,7 @@ from ingot.bench import children
 from ingot.bench.holdings import Holdings
 from ingot.bench.soak import Soak
 from ingot.bench.soak_load import SoakRequest
-from ingot.runtime.occupancy import Occupancy
+from ingot.runtime.scheduling.occupancy import Occupancy
 
 
 def test_decode(

@@ -13,9 +13,9 @@ from ingot import compile_model
 from ingot.ir.cache.summary import CacheSummary
 from ingot.report.data import read_report
 from ingot.report.payload import report_value
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.loading.plan_file import read_plan_file
 
 pytestmark = pytest.mark.xdist_group("cache-groups")
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 2, "max_tokens": 64, "max_seq_len": 160, "jobs": 1}

@@ -29,7 +29,7 @@ def blame(checkpoint: Callable[[str], Path]) -> Blame:
         from ingot.debug.bisect.execution.blame_execution import blame_execution
         from ingot.frontend.checkpoint import Checkpoint
         from ingot.ir.parse import parse_programs
-        from ingot.runtime.artifact import open_artifact
+        from ingot.runtime.loading.artifact import open_artifact
 
         artifact = open_artifact(folder)
         programs = parse_programs(artifact.read_text("program.ir"))

@@ -18,7 +18,7 @@ from ingot.debug.bisect.execution.rerun import rerun
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir.program import Program
 from ingot.reproduce import reproduce
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.xdist_group("blame-execution")
 

@@ -32,7 +32,7 @@ from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.pipeline import PIPELINE, Phase, edit_pipeline, pipeline_for
 from ingot.passes.quantize import Quantize
 from ingot.passes.rewrite import Rewriter
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 Read = Callable[[str], torch.Tensor]
 Opened = Callable[..., tuple[Model, Read]]

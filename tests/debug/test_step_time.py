@@ -37,9 +37,9 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu, matmul_rate
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.steps.step import StepLayout, StepSizes
 
 US = 1e-6
 # 1 TB/s, and the rate of an H200, which has as many multiprocessors.

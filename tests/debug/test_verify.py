@@ -18,8 +18,8 @@ from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.errors import ArtifactError, MismatchError
 from ingot.ir.machine.target import Target
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 # The artifacts that the parity tests compile too, in the worker that has them.
 reference = pytest.mark.xdist_group("parity-llama-plain")

@@ -16,8 +16,8 @@ from ingot import LLM, compile_model
 from ingot.ir.artifact.manifest import CHECKSUMS, OUTSIDE_IDENTITY, SCHEMA_VERSION
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, ConfigError, OptionError, TargetError
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 
 def files_of(artifact: Path) -> list[Path]:

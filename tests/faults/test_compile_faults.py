@@ -26,7 +26,7 @@ from tiny import TINY
 from ingot import LLM, compile_model
 from ingot.compile.cache import cache_root
 from ingot.ir.errors import CheckpointError, ConfigError, IngotError, OptionError, OutputError
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 pytestmark = pytest.mark.xdist_group("compile-faults")
 

@@ -15,7 +15,7 @@ from tiny_checkpoint import MAX_SEQ_LEN
 
 from ingot import LLM, BeamSearchParams, RequestOutput, SamplingParams, compile_model
 from ingot.ir.errors import ArtifactError, BackendError, GenerationError, InternalError, RequestError
-from ingot.runtime.request import NOT_FINITE
+from ingot.runtime.scheduling.request import NOT_FINITE
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")
 

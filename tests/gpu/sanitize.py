@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ingot.ir.numerics.harness import scheduled
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 # (sequence, tokens) of each step: all bucket classes, a chunk across pages, decoding of one and of all.
 STEPS = (

@@ -11,7 +11,7 @@ from gpu_model import LIMITS, MODEL
 from lora_folder import adapter_for, merged_by_hand
 
 from ingot import LLM, LoRARequest, SamplingParams, compile_model
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 
 pytestmark = pytest.mark.gpu
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, logprobs=0, ignore_eos=True)

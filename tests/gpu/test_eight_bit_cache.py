@@ -21,7 +21,7 @@ from scaled_checkpoint import write_scaled
 from serve_artifact import teacher_forced_artifact
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("eight_bit_cache")]
 TARGET = "cuda"

@@ -18,7 +18,7 @@ from one_call import OneCall, moved
 
 from ingot.backends.cublas import load as cublas
 from ingot.backends.triton import load as triton
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 pytestmark = pytest.mark.xdist_group("every_op")
 # Calls in a row without a pause, so that each may begin before the one in front of it has ended.

@@ -20,8 +20,8 @@ from ingot.backends.triton import load as triton
 from ingot.backends.triton.emit import Triton
 from ingot.ir.numerics.tolerances import compare
 from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.gpu
 EXPERTS, TOP_K, HIDDEN, FFN = 16, 4, 320, 200

@@ -29,7 +29,7 @@ from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import No
 from ingot.ir.ops import OPS
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("flashinfer")]
 # (tokens fed, positions cached before) of each sequence.

@@ -14,8 +14,8 @@ from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.machine.target import Target
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.gpu
 NAME = "llama-plain"

@@ -17,7 +17,7 @@ from ingot.ir.errors import InternalError
 from ingot.ir.numerics.harness import Schedule, scheduled
 from ingot.runtime.cuda.graphs.sizes import graph_sizes
 from ingot.runtime.cuda.graphs.step_graph import StepGraph
-from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.loading.loader import Loaded, load_artifact
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)

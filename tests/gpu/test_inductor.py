@@ -28,10 +28,10 @@ from ingot.ir.machine.target import Target
 from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
-from ingot.runtime.artifact import open_artifact
 from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loader import load_artifact
 
 ROOT = Path(__file__).parents[2]
 # AOTInductor takes a minute for the first region of a process.

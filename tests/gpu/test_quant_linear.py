@@ -14,7 +14,7 @@ from serve_artifact import teacher_forced_artifact
 from ingot import compile_model
 from ingot.ir.formats import find_format
 from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 BATCHES = [[[7]], [list(range(1, 40))], [[n, n + 1, 3] for n in range(5)], [list(range(n, n + 70)) for n in range(3)]]

@@ -16,7 +16,7 @@ from gpu_model import LIMITS, MODEL
 from ingot import compile_model
 from ingot.backends.triton import load as triton
 from ingot.ir.numerics.harness import scheduled
-from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.loading.loader import Loaded, load_artifact
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 10_000

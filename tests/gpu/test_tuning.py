@@ -37,10 +37,11 @@ def test_a_tuned_artifact_runs_and_is_reproduced(
 
 def _problem(kernel: str, tokens: int) -> tuple[dict[str, Any], dict[str, int]]:
     """The fields of a problem of an 8B model, or of Qwen3-30B-A3B's experts, and the tiles known for it."""
-    from ingot.backends.triton.lower import attention_choice, linear_choice
-    from ingot.backends.triton.lower.attention_problem import DecodeProblem
-    from ingot.backends.triton.lower.experts_problem import ExpertsProblem
-    from ingot.backends.triton.lower.linear_problem import LinearProblem
+    from ingot.backends.triton.lower.attention import choice as attention_choice
+    from ingot.backends.triton.lower.attention.problem import DecodeProblem
+    from ingot.backends.triton.lower.experts.problem import ExpertsProblem
+    from ingot.backends.triton.lower.linear import choice as linear_choice
+    from ingot.backends.triton.lower.linear.problem import LinearProblem
     from ingot.backends.triton.tune import experts as experts_tune
     from ingot.backends.triton.tune.device import Machine
 

@@ -34,7 +34,7 @@ from ingot.ir.parse import parse_ending, parse_program
 from ingot.ir.text import print_program
 from ingot.ir.types import Size, TensorType
 from ingot.runtime.cuda.graphs.staging import PaddedInputs
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes, filled
 
 PAGE = 4
 TWO = [FedSequence(2, [5, 6, 7], 0, 0, [3]), FedSequence(0, [-1], 4, -1, [1, 2])]

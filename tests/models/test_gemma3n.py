@@ -16,7 +16,7 @@ from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import CheckpointError
 from ingot.ir.numerics.harness import load_params
 from ingot.models.architectures import read_spec
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 TENSORS, INSIDE = "model.safetensors", "model.language_model."
 

@@ -17,7 +17,7 @@ from ingot.cli.views.choices import choices_of
 from ingot.cli.views.filter import Filter
 from ingot.compile.driver import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 NEW = 12
 

@@ -19,7 +19,7 @@ from tokenizers import decoders, pre_tokenizers, trainers
 
 from ingot import LLM, BeamSearchParams, SamplingParams, compile_model
 from ingot.ir.errors import IngotError, OptionError, RequestError
-from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.engines.outputs import RequestOutput
 
 # One worker, for the models that tests share.
 pytestmark = pytest.mark.xdist_group("generate-api")

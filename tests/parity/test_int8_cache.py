@@ -18,7 +18,7 @@ from ingot.cli.views.filter import Filter
 from ingot.compile.driver import compile_model
 from ingot.compile.request import Request
 from ingot.ir.cache.summary import CacheSummary
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 NEW = 12
 LIMITS: dict[str, Any] = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 96}

@@ -121,7 +121,7 @@ def test_artifact_agrees_with_transformers(
 )
 def test_inductor_computes_the_layers(name: str, backend: str, place: str, artifact: Callable[..., Path]) -> None:
     """What was compared above ran in compiled regions, in steps of more than a few tokens, and not in a fallback."""
-    from ingot.runtime.loader import load_artifact
+    from ingot.runtime.loading.loader import load_artifact
 
     plan = load_artifact(artifact(name, backend=backend), num_pages=1).plan
     outside = {

@@ -25,7 +25,7 @@ from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, tensor_type
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.narrow_logits import NarrowLogits
-from ingot.runtime.check_plan import check_plan
+from ingot.runtime.loading.check_plan import check_plan
 
 Apply = Callable[..., tuple[Program, PassRecord]]
 BEFORE = (Path(__file__).parent / "goldens" / "narrow-logits.before.ir").read_text(encoding="utf-8")

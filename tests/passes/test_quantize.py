@@ -31,7 +31,7 @@ from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.pipeline import PIPELINE, edit_pipeline, pipeline_for
 from ingot.passes.quantize import Quantize
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 PICO = Path(__file__).parents[2] / "models" / "pico"
 

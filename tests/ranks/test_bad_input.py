@@ -12,7 +12,7 @@ from ingot.cli.views.filter import Filter
 from ingot.cli.views.plan import plan_json
 from ingot.ir.errors import OptionError
 from ingot.ir.mesh import check_mesh, parse_mesh, ranks
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 from ingot.serve.mesh_sizes import with_mesh
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -102,7 +102,7 @@ def test_a_damaged_stage_is_refused(artifact: Callable[[str, str], Path]) -> Non
     """A transfer that names no value, or the stage itself, is an error of the file and not of a running step."""
     from ingot.ir.artifact.plan import PlanFile
     from ingot.ir.errors import ArtifactError
-    from ingot.runtime.check_plan import check_plans
+    from ingot.runtime.loading.check_plan import check_plans
 
     text = json.loads((artifact("llama", "pp=2") / "plan.json").read_text())
 

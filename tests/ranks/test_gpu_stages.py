@@ -16,8 +16,8 @@ from ingot.runtime.cuda.executor import _check_ranks
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import captured_together
 from ingot.runtime.cuda.staged_bucket import StagedBucket
-from ingot.runtime.stage_line import StageLine
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.stage_line import StageLine
+from ingot.runtime.steps.step import StepSizes
 
 CPU = torch.device("cpu")
 

@@ -198,7 +198,7 @@ def test_an_interrupted_step_ends_the_mesh(
     artifact: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in rank 0's part of a step leaves the others in a collective: nothing can resume that."""
-    from ingot.runtime.round import Round
+    from ingot.runtime.scheduling.round import Round
 
     with opened(artifact("llama", "tp=2")) as (llm, _, pids):
 

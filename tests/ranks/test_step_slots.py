@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from run_seed import again, run_seed
 
-from ingot.runtime.edited_rows import MaskedRow, MaskRows, RowEdit
-from ingot.runtime.limits import Limits
+from ingot.runtime.loading.limits import Limits
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
-from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
-from ingot.runtime.token_counts import Recount
+from ingot.runtime.scheduling.edited_rows import MaskedRow, MaskRows, RowEdit
+from ingot.runtime.steps.step import StepBuffer, StepLayout, StepSizes
+from ingot.runtime.steps.token_counts import Recount
 
 LIMITS = Limits(vocab_size=70, max_seq_len=33, max_batch=3, max_tokens=20, page_size=16)
 EDIT_WORDS = 9

@@ -12,7 +12,7 @@ from drawn import drawn
 import ingot.cli.main as cli
 from ingot.compile.golden import read_golden, replay
 from ingot.ir.errors import InternalError
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.ranks.in_process import bind_ranks
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -9,8 +9,8 @@ from drawn import drawn
 
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.mesh import parse_mesh, ranks
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.weights import Place, files_of, weight_places
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.weights import Place, files_of, weight_places
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

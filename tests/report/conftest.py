@@ -40,7 +40,7 @@ def compiled(deep_checkpoint: Path) -> Path:
 def plain_report(compiled: Path) -> Report:
     """An artifact's, with one bucket class."""
     from ingot.report.data import read_report
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     return read_report(open_artifact(compiled))
 

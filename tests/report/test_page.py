@@ -207,7 +207,7 @@ def test_modules_import_from_those_in_front_of_them() -> None:
 
 def test_what_was_not_recorded_is_not_made_up(compiled: Path, plain_report: Report, tmp_path: Path) -> None:
     from ingot.report.data import read_report
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     folder = tmp_path / "model.ingot"
     shutil.copytree(compiled, folder)

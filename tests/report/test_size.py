@@ -11,7 +11,7 @@ from tiny import TINY
 from ingot import compile_model
 from ingot.report.data import read_report
 from ingot.report.page import report_page
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

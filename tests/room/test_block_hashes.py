@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ingot.ir.errors import InternalError
-from ingot.runtime.block_hashes import BlockHashes
-from ingot.runtime.request import Given, Request
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.pages.block_hashes import BlockHashes
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import Given, Request
 
 
 def hashes(tokens: list[int], block_size: int = 4, **options: Any) -> list[bytes]:

@@ -32,8 +32,8 @@ from ingot.ir.placements import whole
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 from ingot.models.params import parameter
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.token_counts import Recount
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.steps.token_counts import Recount
 
 pytestmark = pytest.mark.xdist_group("drafts")
 NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 24

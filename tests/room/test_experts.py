@@ -15,7 +15,7 @@ from ingot.ir import ops
 from ingot.ir.errors import CheckpointError
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.parse import parse_program
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 # One worker, for the artifact that the tests share.
 pytestmark = pytest.mark.xdist_group("experts")

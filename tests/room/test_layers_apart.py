@@ -8,7 +8,7 @@ from tiny import TINY, compile_options
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.cache.summary import CacheSummary
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 PAGE, DIM, FLOAT = 16, 14, 4  # tokens, elements of a head, bytes of one
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -39,11 +39,11 @@ from ingot.models.blocks.positions import Positions
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
-from ingot.runtime.bucket import Call
 from ingot.runtime.cuda import executor as cuda_executor
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.graphs import staging
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.steps.bucket import Call
 
 # One worker, for the artifact that the tests share.
 pytestmark = pytest.mark.xdist_group("two-entries")

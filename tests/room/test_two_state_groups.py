@@ -51,7 +51,7 @@ from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.manager import run_pipeline
 from ingot.passes.rewrite import Rewriter
-from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.loading.loader import Loaded, load_artifact
 
 # One worker, for the artifact that the tests share.
 pytestmark = pytest.mark.xdist_group("two-state-groups")

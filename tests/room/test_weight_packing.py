@@ -18,10 +18,10 @@ from triton_schedules import DEVICE, new_schedule, run_schedule
 
 from ingot.backends.triton.compile import compile_kernel
 from ingot.backends.triton.lower.call import Refused
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Gate, Linear
+from ingot.backends.triton.lower.linear.call import Gate, Linear
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.weight import Weight
 from ingot.backends.triton.lower.sizes import padded_tokens
-from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.operands import LOADERS, Loader, register_loader
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.numerics.tolerances import compare

@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 pytest.register_assert_rewrite("fake_device", "served")  # what they assert is told as a test's own
 

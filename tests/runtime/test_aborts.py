@@ -5,7 +5,7 @@ import random
 import pytest
 from served import GREEDY
 
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -11,7 +11,7 @@ from tiny import CHECKPOINTS, compile_options
 
 from ingot import LLM, LoRARequest, SamplingParams, compile_model
 from ingot.ir.errors import AdapterError, OptionError, RequestError
-from ingot.runtime.engine import EngineRequest
+from ingot.runtime.engines.engine import EngineRequest
 
 NAME = "granite-cut"
 LIMITS = {"max_batch": 4, "max_tokens": 32, "jobs": 1, "backend": "reference", "trace": "none"}

@@ -5,8 +5,8 @@ import pytest
 from served import GREEDY
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.engine import EngineRequest
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.engine import EngineRequest
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("form", [lambda p: p, lambda p: {"prompt": p}], ids=["text", "dict"])

@@ -16,7 +16,7 @@ from ingot.ir.artifact import digest as digest_module
 from ingot.ir.artifact import manifest as schema
 from ingot.ir.artifact.manifest import FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, TargetError
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 CHUNK = 100
 
@@ -24,7 +24,7 @@ CHUNK = 100
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 100 bytes, so that a small file has several."""
-    for module in (digest_module, schema, sys.modules["ingot.runtime.artifact"]):
+    for module in (digest_module, schema, sys.modules["ingot.runtime.loading.artifact"]):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
 
 
@@ -306,7 +306,7 @@ def test_entries_are_frozen_and_strict() -> None:
 def test_opening_brings_in_no_compiler(artifact: Path) -> None:
     script = (
         "import sys, torch; before = set(sys.modules)\n"
-        "import ingot.runtime.artifact\n"
+        "import ingot.runtime.loading.artifact\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "heavy = [n for n in set(sys.modules) - before if n.startswith(('torch._inductor', 'torch._dynamo'))]\n"
         "assert not heavy and not new & {'sympy', 'triton', 'numpy', 'transformers'}, (heavy, new)\n"

@@ -20,7 +20,7 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Claim, No
 from ingot.ir.machine.target import Target
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 256, "max_seq_len": TINY[NAME].max_seq_len, "jobs": 1}

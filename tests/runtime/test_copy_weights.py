@@ -23,11 +23,11 @@ from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import ArtifactError
 from ingot.ir.mesh import ranks
 from ingot.ir.types import DTYPE_NAMES
-from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda import weights as copying
 from ingot.runtime.cuda.weights import ALIGNMENT, WeightCopy
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import Artifact, open_artifact
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.weights import map_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CHUNK, BLOCK = 1000, 300
@@ -37,7 +37,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float16, torch.int32)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 1000 bytes and blocks of 300, so that tensors begin and end anywhere in them."""
-    for module in (digest_module, schema, sys.modules["ingot.runtime.artifact"], copying):
+    for module in (digest_module, schema, sys.modules["ingot.runtime.loading.artifact"], copying):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(copying, "BLOCK_BYTES", BLOCK)
 

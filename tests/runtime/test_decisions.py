@@ -23,8 +23,8 @@ from ingot.runtime.cuda.decision import Decision
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.graphs import captured as graphs_module
 from ingot.runtime.cuda.graphs.choice import _PATIENCE, Capture
-from ingot.runtime.memory import shared_pages
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes
+from ingot.runtime.loading.memory import shared_pages
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
 
 PAGES = 5
 INPUTS = {"tokens": "i32[T]", "q_lens": "i32[B]", "rows": "i32[B]", "page_table": "i32[B, P]", "logit_rows": "i32[L]"}

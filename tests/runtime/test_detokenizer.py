@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from ingot.ir.errors import ArtifactError, RequestError
-from ingot.runtime.detokenizer import Detokenizer, TokenDecoder
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.stop_strings import StopMatcher, StopStrings
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.text.detokenizer import Detokenizer, TokenDecoder
+from ingot.runtime.text.stop_strings import StopMatcher, StopStrings
+from ingot.runtime.text.tokenizer import Tokenizer
 
 VOCAB = 303
 ids = st.lists(st.integers(0, VOCAB), max_size=60)  # one id beyond the vocabulary

@@ -14,7 +14,7 @@ import pytest
 from ingot.ir.artifact.manifest_file import device_of
 from ingot.runtime.cuda import early_context
 from ingot.runtime.cuda.early_context import begin_context, make_context, start_cublas
-from ingot.runtime.phases import Phases
+from ingot.runtime.loading.phases import Phases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="builds a library")
 
@@ -45,7 +45,7 @@ library.release()
 CHILD = """
 import json, sys
 from ingot.runtime.cuda.early_context import begin_context
-from ingot.runtime.phases import Phases
+from ingot.runtime.loading.phases import Phases
 
 phases = Phases()
 context = begin_context(phases)

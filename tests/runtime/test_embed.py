@@ -16,7 +16,7 @@ from ingot.bench.engine import open_engine
 from ingot.ir import ops
 from ingot.ir.errors import GenerationError, OptionError, PassError, RequestError
 from ingot.ir.features import FedSequence, fed_of, step_values
-from ingot.runtime.pooling_engine import PoolingEngine
+from ingot.runtime.engines.pooling_engine import PoolingEngine
 
 pytestmark = pytest.mark.xdist_group("embed")
 PICO = Path(__file__).parents[2] / "models" / "pico"

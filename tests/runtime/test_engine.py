@@ -7,9 +7,9 @@ import pytest
 from served import GREEDY, run
 
 from ingot.ir.errors import InternalError, RequestError
-from ingot.runtime.detokenizer import Detokenizer
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.text.detokenizer import Detokenizer
 
 
 def test_streamed_text_only_grows_and_never_shows_part_of_a_stop_string(texts):

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executor import Executor, StepLauncher
+from ingot.runtime.steps.executor import Executor, StepLauncher
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("backends", "frontend", "ingot", "ir", "models", "passes", "runtime")
@@ -41,4 +41,4 @@ def test_only_the_loader_knows_which_executor_it_makes() -> None:
         for path in (ROOT / room).rglob("*.py")
         if naming.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"runtime/cpu/executor.py", "runtime/cuda/executor.py", "runtime/loader.py"}
+    assert found == {"runtime/cpu/executor.py", "runtime/cuda/executor.py", "runtime/loading/loader.py"}

@@ -32,7 +32,7 @@ from ingot.runtime.cuda.graphs.sizes import (
     prompt_steps,
 )
 from ingot.runtime.debug_switch import debugging
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.step import StepSizes
 
 H200 = TYPICAL["sm_90"]
 

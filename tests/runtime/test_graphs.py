@@ -14,8 +14,8 @@ from ingot.runtime.cuda.graphs import captured as graphs_module
 from ingot.runtime.cuda.graphs.captured import Graphs
 from ingot.runtime.cuda.graphs.choice import DecodeChoice
 from ingot.runtime.cuda.graphs.memory import GraphMemory
-from ingot.runtime.step import StepLayout, StepSizes
-from ingot.runtime.step_outputs import StepOutputs
+from ingot.runtime.steps.step import StepLayout, StepSizes
+from ingot.runtime.steps.step_outputs import StepOutputs
 
 FEW, MORE = BucketClass(name="few", tokens=(1, 4)), BucketClass(name="more", tokens=(5, 64))
 

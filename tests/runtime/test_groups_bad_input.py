@@ -15,7 +15,7 @@ from ingot.ir.backend import No
 from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import ConfigError, OptionError, PassError, RequestError
 from ingot.ir.ops import op_of, paged_attention
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.xdist_group("groups-bad-input")
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 2, "max_tokens": 64, "max_seq_len": 160, "jobs": 1}

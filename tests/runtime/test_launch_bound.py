@@ -12,7 +12,7 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
 from ingot.runtime.cuda.graphs.sizes import graph_arena, prompt_steps
 from ingot.runtime.cuda.memory import graph_bytes
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.step import StepSizes
 
 H200 = TYPICAL["sm_90"]
 

@@ -13,8 +13,8 @@ from ingot.ir.edit_limits import MAX_BAD_WORDS, MAX_BIASES
 from ingot.ir.errors import RequestError
 from ingot.ir.ops.logit_edits import ANY_TOKEN
 from ingot.ir.ops.penalties import Penalties, penalized
-from ingot.runtime.logit_edits import edits_of
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.logit_edits import edits_of
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def completes(words: list[list[int]], outputs: list[int], token: int) -> bool:

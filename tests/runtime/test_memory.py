@@ -23,7 +23,7 @@ from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS, paged_attention
 from ingot.passes.dry_run import peak_bytes
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 PICO = Path(__file__).parents[2] / "models" / "pico"
 # How far below its plan a step may stay, of what the project promises.

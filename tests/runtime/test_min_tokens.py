@@ -6,7 +6,7 @@ import pytest
 from served import GREEDY, run
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.onednn import bound_code_caches
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.loading.onednn import bound_code_caches
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # with the tests whose artifact this is
 
@@ -18,7 +18,7 @@ NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 PRODUCTS = """
 import torch
 from ingot.bench.holdings import anonymous_memory
-from ingot.runtime.onednn import bound_code_caches
+from ingot.runtime.loading.onednn import bound_code_caches
 {bound}
 weights = [torch.ones(width, 64, dtype=torch.bfloat16) for width in (64, 96, 128, 192)]
 before = anonymous_memory()

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.ir.artifact.manifest import SCHEMA_VERSION
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loading.artifact import open_artifact
 
 
 def refusal(folder: Path, version: int, timings: object = None) -> str:

@@ -5,10 +5,10 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from ingot.runtime.growing import SoFar
-from ingot.runtime.outputs import CompletionOutput, RequestOutput
-from ingot.runtime.prefix_cache import PrefixCache
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.growing import SoFar
+from ingot.runtime.engines.outputs import CompletionOutput, RequestOutput
+from ingot.runtime.pages.prefix_cache import PrefixCache
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 class Counting(list):

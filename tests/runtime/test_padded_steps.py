@@ -15,14 +15,14 @@ from ingot.ir.numerics.harness import scheduled
 from ingot.ir.numerics.tolerances import compare
 from ingot.runtime.cuda.graphs import staging
 from ingot.runtime.cuda.graphs.staging import HostInputs
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Given, Request
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
-from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import Given, Request
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
+from ingot.runtime.steps.step import StepLayout, StepSizes
 
 REQUESTS, LONGEST, PAGES = 5, 40, 64
 NAME = "qwen3-plain"

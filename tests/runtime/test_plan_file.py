@@ -7,7 +7,7 @@ import pytest
 from ingot.ir.artifact.plan import ALL, Plan, PlanFile, Plans, ResidentMemory
 from ingot.ir.errors import ArtifactError
 from ingot.ir.mesh import ONE_DEVICE, ranks
-from ingot.runtime.check_plan import check_positions
+from ingot.runtime.loading.check_plan import check_positions
 
 NO_MEMORY = ResidentMemory(weights=0, states=0, inputs=0, outputs=0)
 TP4 = {"tp": 4}

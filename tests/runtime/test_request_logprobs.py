@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from served import GREEDY
 
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def test_logprobs_of_text_name_their_tokens(texts, tokenizer):

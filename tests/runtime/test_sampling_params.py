@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_checks import CHECKS, UNSUPPORTED
-from ingot.runtime.sampling_params import _DEFAULTS, SamplingParams
+from ingot.runtime.params.sampling_checks import CHECKS, UNSUPPORTED
+from ingot.runtime.params.sampling_params import _DEFAULTS, SamplingParams
 
 
 def test_defaults_are_those_of_vllm():

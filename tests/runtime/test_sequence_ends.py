@@ -3,7 +3,7 @@
 import pytest
 from served import GREEDY, run
 
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def test_end_token(texts, tokenizer):

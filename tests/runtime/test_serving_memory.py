@@ -24,11 +24,11 @@ from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
-from ingot.runtime.limits import Limits
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.memory import ServingMemory, host_memory, kv_pages, state_slots
-from ingot.runtime.phases import Phases, process_age
-from ingot.runtime.states import States
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.memory import ServingMemory, host_memory, kv_pages, state_slots
+from ingot.runtime.loading.phases import Phases, process_age
+from ingot.runtime.loading.states import States
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GB = 10**9

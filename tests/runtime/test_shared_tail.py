@@ -16,8 +16,8 @@ from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import InternalError, OptionError
 from ingot.runtime.cpu import shared_tail as host
 from ingot.runtime.cuda import shared_tail as device
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.states import States
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.states import States
 
 GROUP = "window_20"
 # 3 * 80 bytes a token: a page is no whole part of a granule, nor a granule of it.

@@ -19,7 +19,7 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
 from ingot.ir.text import print_program
 from ingot.passes.resident import Resident, peak_between, resident
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 2, "max_tokens": 32, "max_seq_len": 64, "jobs": 1}

@@ -24,7 +24,7 @@ from thread_server import EngineThread, thread_server
 
 from ingot import LLM, AsyncLLM, PoolingParams
 from ingot.ir.errors import RequestError
-from ingot.runtime.pooling_engine import PoolingEngine
+from ingot.runtime.engines.pooling_engine import PoolingEngine
 from ingot.serve.engine.client import EngineLimits
 from ingot.serve.http.routes.classify import ClassifyFields
 from ingot.serve.http.routes.embeddings import EmbeddingFields, PooledFields

@@ -13,8 +13,8 @@ import pytest
 
 from ingot import LLM
 from ingot.ir.errors import ArtifactError, StepMemoryError
-from ingot.runtime.occupancy import Occupancy
-from ingot.runtime.prefix_cache import PrefixCacheStats
+from ingot.runtime.pages.prefix_cache import PrefixCacheStats
+from ingot.runtime.scheduling.occupancy import Occupancy
 from ingot.serve.engine import process
 from ingot.serve.engine.messages import SERVER_DECODER, Abort, Add, Failed, Frames, Ready, Refused, Start, Step, frame
 

@@ -13,7 +13,7 @@ from http_server import HttpServer, until
 
 from ingot import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from ingot.ir.errors import EngineDeadError, QueueFullError, RequestError
-from ingot.runtime.beams import BeamSearchOutput
+from ingot.runtime.engines.beams import BeamSearchOutput
 from ingot.serve.engine.client import EngineLimits
 
 pytestmark = pytest.mark.xdist_group("serve")

@@ -8,7 +8,7 @@ import random
 from run_seed import again, run_seed
 
 from ingot.runtime.chat.messages import Message
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.http.responses_api.truncation import drop_oldest_turns
 
 

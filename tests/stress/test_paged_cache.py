@@ -18,15 +18,15 @@ from ingot import LLM, SamplingParams
 from ingot.ir.errors import GenerationError
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.numerics.tolerances import compare
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.executor import StepHandle
-from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.pages import PagePool
-from ingot.runtime.prefix_cache import PrefixCacheStats
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
-from ingot.runtime.step import StepInputs
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.loading.loader import Loaded, load_artifact
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.prefix_cache import PrefixCacheStats
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
+from ingot.runtime.steps.executor import StepHandle
+from ingot.runtime.steps.step import StepInputs
 
 # One worker, for the artifacts that tests share.
 pytestmark = pytest.mark.xdist_group("stress")

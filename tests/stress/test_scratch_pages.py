@@ -14,7 +14,7 @@ from window_artifacts import caches_of, finish_steps, poison
 
 from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
-from ingot.runtime.pages import PagePool
+from ingot.runtime.pages.pool import PagePool
 
 pytestmark = pytest.mark.xdist_group("scratch-pages")
 

@@ -9,7 +9,7 @@ from window_artifacts import poison as poison_all
 
 from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.xdist_group("windows")
 

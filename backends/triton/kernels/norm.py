@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import scaled
+from ingot.backends.triton.kernels.linear.parts import scaled
 
 
 @triton.jit

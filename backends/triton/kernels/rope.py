@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.cache_dtype import as_cached, row_scales, store_scales
+from ingot.backends.triton.kernels.attention.cache_dtype import as_cached, row_scales, store_scales
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ingot.backends.triton.kernels.pool import pool_rows, unit_rows
 from ingot.backends.triton.launches import cdiv
+from ingot.backends.triton.lower.attention.heads import static
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.heads import static
 from ingot.backends.triton.lower.rows import block_of, want_floats
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops.pool import LEAST_NORM

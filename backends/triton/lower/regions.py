@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
+from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.weight import stored_weight
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.weight import stored_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.program import Program, is_call, named_arguments, tensor_type

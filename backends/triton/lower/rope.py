@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 
 from ingot.backends.triton.kernels import rope as kernels
-from ingot.backends.triton.kernels.attention_constants import Form
+from ingot.backends.triton.kernels.attention.constants import Form
 from ingot.backends.triton.launches import cdiv
-from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.heads import (
+from ingot.backends.triton.lower.attention.heads import (
     cache_of,
     fed_of,
     head_width,
@@ -17,6 +16,7 @@ from ingot.backends.triton.lower.heads import (
     want_equal,
     want_one_dtype,
 )
+from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 

@@ -2,28 +2,16 @@
 
 from collections.abc import Mapping
 
-from ingot.backends.triton.lower import (
-    attention,
-    attention_latent_step,
-    attention_step,
-    elementwise,
-    experts,
-    gate,
-    head_linear,
-    linear,
-    logprobs,
-    lora,
-    norm,
-    penalties,
-    pool,
-    rope,
-    route,
-    sampling,
-    sparsity,
-    step,
-    streams,
-)
+from ingot.backends.triton.lower import elementwise, gate, norm, pool, rope, sparsity, step, streams
+from ingot.backends.triton.lower.attention import latent_step as attention_latent_step
+from ingot.backends.triton.lower.attention import paged as attention
+from ingot.backends.triton.lower.attention import step as attention_step
 from ingot.backends.triton.lower.call import Lowering
+from ingot.backends.triton.lower.experts import experts, route
+from ingot.backends.triton.lower.linear import head_linear, lora
+from ingot.backends.triton.lower.linear import matmul as linear
+from ingot.backends.triton.lower.sampling import logprobs, penalties
+from ingot.backends.triton.lower.sampling import sample as sampling
 
 _MODULES = (
     *(attention, attention_latent_step, attention_step, elementwise, experts, gate, head_linear, linear, logprobs),

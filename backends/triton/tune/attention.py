@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ingot.backends.triton.lower.attention_decode import schedule_decode
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.attention.decode import schedule_decode
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device

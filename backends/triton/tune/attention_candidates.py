@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ingot.backends.triton.lower.attention_choice import enough_warps, known_tiles
-from ingot.backends.triton.lower.attention_problem import DecodeProblem
-from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.attention.choice import enough_warps, known_tiles
+from ingot.backends.triton.lower.attention.problem import DecodeProblem
+from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tune.device import Machine
 

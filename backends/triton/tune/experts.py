@@ -13,9 +13,9 @@ from functools import lru_cache, partial
 import torch
 
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.experts import lower_experts
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
+from ingot.backends.triton.lower.experts.experts import lower_experts
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device

@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.lower.weight import plain_weight
+from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches

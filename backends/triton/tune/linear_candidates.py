@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import product
 
 from ingot.backends.triton.launches import WARP
-from ingot.backends.triton.lower.linear_choice import known_tiles
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.linear.choice import known_tiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
+from ingot.backends.triton.lower.linear.tiles import MatvecTiles, Tiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tune.device import Machine
 from ingot.ir.types import DTYPES

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import triton
 
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
 from ingot.backends.triton.tune import attention, attention_candidates, experts, linear, linear_candidates
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.ir.artifact.tuning import Choice

@@ -41,7 +41,7 @@ def bisect_artifact(
         The folder for a script that reproduces the fault. Default: NAME.bisect next to the artifact.
     """
     from ingot.debug.bisect import bisect
-    from ingot.runtime.variants import variant_folder
+    from ingot.runtime.loading.variants import variant_folder
 
     chosen = variant_folder(artifact, variant)
     verdict = bisect(chosen, oracle=oracle, checkpoint=checkpoint, output=output or default_output(artifact))

@@ -64,7 +64,7 @@ def explain_artifact(
     """
     from ingot.debug.explain import explain
     from ingot.debug.requested_step import RequestedStep
-    from ingot.runtime.variants import variant_folder
+    from ingot.runtime.loading.variants import variant_folder
 
     requested = None if step is None else RequestedStep.parse(step)
     if measure and (requested is None or requested.tokens is None):

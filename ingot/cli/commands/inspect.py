@@ -63,7 +63,7 @@ def inspect_artifact(
     from ingot.cli.views.regions import print_regions, regions_of
     from ingot.cli.views.summary import print_summary, summary
     from ingot.cli.views.weights import print_weights, weights_json
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     parts = {
         "--program": program,

@@ -30,7 +30,7 @@ def report_artifact(
     from ingot.report.data import read_report
     from ingot.report.page import report_page
     from ingot.report.start_up import measure_start_up
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     path = Path(output)
     if path.suffix.lower() not in (".html", ".htm"):

@@ -13,9 +13,9 @@ from ingot.cli.console import console, print_json
 from ingot.ir.errors import RequestError
 
 if TYPE_CHECKING:
-    from ingot.runtime.outputs import RequestOutput
-    from ingot.runtime.prompt import PromptLike
-    from ingot.runtime.sampling_params import SamplingParams
+    from ingot.runtime.engines.outputs import RequestOutput
+    from ingot.runtime.params.prompt import PromptLike
+    from ingot.runtime.params.sampling_params import SamplingParams
     from ingot.serve.llm import LLM
 
 
@@ -86,7 +86,7 @@ def run_model(
     conversation = _conversation(prompt, system) if chat else None
     if system is not None and not chat:
         raise RequestError("--system without --chat", expected="both options: a system message is part of a chat")
-    from ingot.runtime.sampling_params import SamplingParams  # needs no torch, so that bad values fail at once
+    from ingot.runtime.params.sampling_params import SamplingParams  # needs no torch, so that bad values fail at once
 
     params = SamplingParams(
         max_tokens=max_tokens,

@@ -16,7 +16,7 @@ def verify_artifact(artifact: ArtifactFolder, /, *, variant: Variant = None, jso
     by the tolerance of the model's dtype.
     """
     from ingot.debug.verify import verify
-    from ingot.runtime.variants import variant_folder
+    from ingot.runtime.loading.variants import variant_folder
 
     found = verify(variant_folder(artifact, variant))
     if json:

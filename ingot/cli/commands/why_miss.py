@@ -42,7 +42,7 @@ def why_artifacts_differ(
         With a checkpoint, options of its compile, as `ingot compile` takes them.
     """
     from ingot.debug.why_miss import identity_of, why_miss, why_requests_differ
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     first = open_artifact(a, variant=variant)
     if (Path(b) / "config.json").is_file() or hub_name(b) is not None:

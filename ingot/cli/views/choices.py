@@ -15,7 +15,7 @@ from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.artifact.tuning import Choice as TileChoice
 from ingot.ir.artifact.tuning import read_choices
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Pla
 from ingot.ir.artifact.trace import trace_name
 from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.plan_file import read_plan_file
 
 _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to distinguish a few thousand
 

@@ -7,7 +7,7 @@ from ingot.cli.views.filter import Filter, Shown, excerpt
 from ingot.cli.views.lines import read_programs
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 FINAL = "program.ir"
 _TRACED = "TRACED"  # the frontend's result: no pass leads to it

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.console import console, print_table, size_text, table
 from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord, QuantizedLinear
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 if TYPE_CHECKING:
     from rich.console import Console

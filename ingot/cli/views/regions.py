@@ -9,7 +9,7 @@ from ingot.cli.views.lines import ProgramLines
 from ingot.cli.views.plan import read_plans, steps_of
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import OptionError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from ingot.cli.views.quantization import quantization_of, quantization_text
 from ingot.ir.artifact.manifest import REQUEST, UNLISTED
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.ir.cache.summary import CacheSummary
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.variants import read_variants
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.variants import read_variants
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ from ingot.cli.views.filter import NO_FILTER, Filter
 from ingot.cli.views.lines import read_programs
 from ingot.cli.views.programs import FINAL
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 _BYTES_PER_ELEMENT = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2}  # the others have one
 

@@ -18,8 +18,8 @@ from ingot.ir.machine.device_clock import row_seconds
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, target_name
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loaders import find_op, load_executable, load_library
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loaders import find_op, load_executable, load_library
 
 ROUNDS = 7  # the result is their median
 _ROW = (8, 64)  # minimum and maximum calls of a round

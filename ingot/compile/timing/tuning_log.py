@@ -13,8 +13,8 @@ from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
 from ingot.ir.machine.target import Target
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.variants import fat_targets, variant_folder
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.variants import fat_targets, variant_folder
 
 _OPTION = "--tuning-log"
 LACKS = "the given log has none"

@@ -19,7 +19,7 @@ from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
-from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.loading.artifact import Artifact, open_artifact
 
 # Lengths below a page of 16 tokens, above one page, and above two. If the model has attention windows of up to WINDOW
 # tokens, `prompts` adds a prompt that is longer than the window.

@@ -18,7 +18,7 @@ from ingot.ir.artifact.plan import BucketPlan, Plan, Plans
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 
 @dataclass(frozen=True)

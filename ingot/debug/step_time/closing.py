@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.backends.triton.lower.linear_problem import LINEAR
+from ingot.backends.triton.lower.linear.problem import LINEAR
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime, total
 from ingot.debug.step_time.work import Work

@@ -4,7 +4,7 @@ import numpy as np
 
 from ingot.debug.explained import StepShape
 from ingot.ir.features import FedSequence, fed_of
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes, filled
 
 
 def step_inputs(step: StepShape, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch import fx
 
 from ingot.backends.triton.launches import LAUNCHES, Launch, Launches, evaluate
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
 from ingot.ir.artifact.manifest import EXE_FOLDER
 from ingot.ir.artifact.plan import Executable, Instruction
@@ -16,7 +16,7 @@ from ingot.ir.machine.gpus import Gpu
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS, held_type, named_arguments, target_name
-from ingot.runtime.artifact import Artifact, malformed
+from ingot.runtime.loading.artifact import Artifact, malformed
 
 # Tokens of an attention tile, by kernel and head size; 0 is any size that is not listed. Sources:
 # lower/attention_prefill.py for two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that is listed here

@@ -18,11 +18,11 @@ from ingot.debug.step_time.served import padded
 from ingot.debug.step_time.trace import read_trace
 from ingot.ir.machine.device_clock import median_seconds
 from ingot.ir.program import VIEWS, target_name
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.bucket import Call
-from ingot.runtime.executor import Executor
-from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import Loaded, load_artifact
+from ingot.runtime.steps.bucket import Call
+from ingot.runtime.steps.executor import Executor
+from ingot.runtime.steps.step import StepLayout, StepSizes
 
 # Bytes of weights and caches that a sequence of calls reads in turn, as a multiple of the last-level cache. A call's
 # data is then evicted before it is read again. In a step, all other layers run in between.

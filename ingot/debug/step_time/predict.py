@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ingot.backends.triton.lower.linear_problem import LINEAR
+from ingot.backends.triton.lower.linear.problem import LINEAR
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.library_product import product_seconds
 from ingot.debug.step_time.programs import Launched

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.backends.triton.launches import Launch, evaluate
-from ingot.backends.triton.lower.attention_problem import DecodeProblem
-from ingot.backends.triton.lower.attention_split_limits import split_limits
-from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.attention.problem import DecodeProblem
+from ingot.backends.triton.lower.attention.split_limits import split_limits
+from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.machine.gpus import Gpu, resident_blocks
 from ingot.ir.masks import CAUSAL, Mask

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ingot.debug.step_time.trace import CALL
-from ingot.runtime.bucket import Call
-from ingot.runtime.executor import Executor
+from ingot.runtime.steps.bucket import Call
+from ingot.runtime.steps.executor import Executor
 
 _LAUNCHED = 3  # steps launched call by call
 _REPLAYED = 12  # steps as they are served

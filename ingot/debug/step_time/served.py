@@ -9,7 +9,7 @@ from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.machine.gpus import Gpu
 from ingot.runtime.cuda.graphs.sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
 from ingot.runtime.cuda.graphs.staging import HostInputs
-from ingot.runtime.step import StepInputs, StepSizes
+from ingot.runtime.steps.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:

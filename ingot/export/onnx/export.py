@@ -12,7 +12,7 @@ from ingot.export.onnx.model import DATA, MODEL, build_decoder, write_decoder
 from ingot.export.source import Source, refuse_mesh
 from ingot.ir.errors import ArtifactError
 from ingot.ir.program import Stage
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 
 def export_onnx(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingot.runtime.outputs import Logprob
-from ingot.runtime.request_group import GroupSequence, RequestGroup
+from ingot.runtime.engines.outputs import Logprob
+from ingot.runtime.engines.request_group import GroupSequence, RequestGroup
 from ingot.serve.engine.messages import Delta, TokenLogprob
 
 
@@ -18,7 +18,7 @@ class Report:
 
 
 class DeltaReport:
-    """Makes the deltas of one request. It is a report for `ingot.runtime.request_group.RequestGroup`.
+    """Makes the deltas of one request. It is a report for `ingot.runtime.engines.request_group.RequestGroup`.
 
     key     the number of the request in messages
     count   the number of its sequences

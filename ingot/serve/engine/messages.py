@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ingot.runtime.outputs import FinishReason
+from ingot.runtime.engines.outputs import FinishReason
 
 HEADER_BYTES = 4
 # A prompt of a million tokens takes 5 MB. A longer frame is a damaged one.

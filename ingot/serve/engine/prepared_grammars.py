@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ingot.ir.errors import IngotError
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.messages import Add
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from ingot.error_text import encode_error
 from ingot.ir.errors import IngotError, InternalError, RequestError
-from ingot.runtime.outputs import EmbeddingOutput
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.engines.outputs import EmbeddingOutput
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.adapter_orders import AdapterOrders
 from ingot.serve.engine.channel import Channel, ServerGone
 from ingot.serve.engine.deltas import DeltaReport
@@ -204,8 +204,8 @@ class _Requests:
 
     def _add_sampling(self, message: Add) -> None:
         """Queue a request for tokens. Raises RequestError."""
-        from ingot.runtime.engine import Engine, EngineRequest
-        from ingot.runtime.prompt import Prompt
+        from ingot.runtime.engines.engine import Engine, EngineRequest
+        from ingot.runtime.params.prompt import Prompt
 
         if not isinstance(self.engine, Engine):
             raise RequestError(
@@ -223,9 +223,9 @@ class _Requests:
 
     def _add_pooling(self, message: Pool) -> None:
         """Queue a request for a vector. Raises RequestError."""
-        from ingot.runtime.pooling_engine import PoolingRequest
-        from ingot.runtime.pooling_params import PoolingParams
-        from ingot.runtime.prompt import Prompt
+        from ingot.runtime.engines.pooling_engine import PoolingRequest
+        from ingot.runtime.params.pooling_params import PoolingParams
+        from ingot.runtime.params.prompt import Prompt
 
         if self.vectors is None:
             raise RequestError(
@@ -272,7 +272,7 @@ class _Requests:
 
 
 def _vector_kind(engine: Any) -> VectorKind | None:
-    from ingot.runtime.pooling_engine import PoolingEngine
+    from ingot.runtime.engines.pooling_engine import PoolingEngine
 
     if not isinstance(engine, PoolingEngine):
         return None

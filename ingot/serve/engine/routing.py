@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ingot.runtime.block_hashes import BlockHashes
+from ingot.runtime.pages.block_hashes import BlockHashes
 
 # Of longer prompts, only so many blocks are hashed: 32,768 tokens in blocks of 16, which takes 2 ms of a server's core.
 MOST_HASHED = 2048

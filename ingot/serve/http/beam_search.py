@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.runtime.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
-from ingot.runtime.beams import BeamSearch, BeamSearchSequence
-from ingot.runtime.detokenizer import TokenDecoder
-from ingot.runtime.prompt import Prompt
-from ingot.runtime.sampling_params import SamplingParams, changed_fields
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.engines.beams import BeamSearch, BeamSearchSequence
+from ingot.runtime.params.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
+from ingot.runtime.params.prompt import Prompt
+from ingot.runtime.params.sampling_params import SamplingParams, changed_fields
+from ingot.runtime.text.detokenizer import TokenDecoder
+from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.serve.async_llm import AsyncLLM
 from ingot.serve.engine.messages import Delta, TokenLogprob
 from ingot.serve.http.errors import HttpError, checked

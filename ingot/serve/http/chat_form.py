@@ -9,7 +9,7 @@ import msgspec
 from ingot.ir.errors import OptionError
 from ingot.runtime.grammar.answer_format import format_of, grammar_with
 from ingot.runtime.grammar.params import structured_outputs
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.http.options import HttpOptions
 from ingot.serve.http.parsed_deltas import ParsedMessage, new_call_id, new_short_call_id
 from ingot.serve.http.response_formats import grammar_of

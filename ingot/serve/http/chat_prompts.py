@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.http.answers import cache_salt
 from ingot.serve.http.errors import checked
 from ingot.serve.http.sampling_fields import SamplingFields

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ingot.runtime.grammar.params import FAILED
-from ingot.runtime.prompt import Prompt
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.prompt import Prompt
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.beam_search import BeamRequest, BeamStream

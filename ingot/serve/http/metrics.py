@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ingot.runtime.outputs import FinishReason
+from ingot.runtime.engines.outputs import FinishReason
 from ingot.serve.engine.client import EngineClient
 from ingot.serve.engine.served_engine import ServedEngine
 

@@ -7,8 +7,8 @@ from starlette.requests import Request
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.pooling_params import PoolingParams
-from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.runtime.params.pooling_params import PoolingParams
+from ingot.runtime.params.prompt import Prompt, PromptLike
 from ingot.serve.engine.messages import VectorKind
 from ingot.serve.http.answers import cache_salt
 from ingot.serve.http.errors import HttpError, checked, http_error

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.runtime.sampling_params import SamplingParams, changed_fields
+from ingot.runtime.params.sampling_params import SamplingParams, changed_fields
 from ingot.serve.http.errors import HttpError, checked
 from ingot.serve.http.response_formats import grammar_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ingot.runtime.pooling_params import PoolingParams
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.pooling_params import PoolingParams
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.engine.messages import Vector, VectorKind
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values

@@ -8,15 +8,15 @@ from dataclasses import asdict
 import torch
 
 from ingot.ir.errors import InternalError
-from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.graphs.addresses import Addresses
 from ingot.runtime.cuda.graphs.choice import GraphChoice
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.cuda.handle import CudaStepHandle
-from ingot.runtime.late_step import LateStep
-from ingot.runtime.step import StepLayout, StepSizes
-from ingot.runtime.step_outputs import StepOutputs
+from ingot.runtime.steps.bucket import Bucket
+from ingot.runtime.steps.late_step import LateStep
+from ingot.runtime.steps.step import StepLayout, StepSizes
+from ingot.runtime.steps.step_outputs import StepOutputs
 
 # A capture cannot be interrupted, so it must fit into this share of the available time.
 _CERTAIN = 0.5

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.runtime.cuda.graphs.sizes import ALWAYS_CAPTURED, bucket_serving, filled_up, has_few_tokens, most_pages
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.step import StepSizes
 
 # When to capture graphs. "all": before the model is ready; "need": when a step of the size comes; "idle": while the
 # host waits, and at the latest when needed; "none": never.

@@ -9,7 +9,7 @@ from ingot.ir.machine.gpus import Gpu, matmul_rate
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPE_NAMES, Size
-from ingot.runtime.step import StepSizes
+from ingot.runtime.steps.step import StepSizes
 
 # Host seconds per call under load, including views and the fixed cost of a step. On an H200 machine a step takes the
 # host 10 to 15 ms with the 265 calls of Qwen3-0.6B, and 5 to 9 ms with the 157 calls of Llama-3.2-1B.

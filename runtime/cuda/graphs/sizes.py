@@ -8,8 +8,8 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Inst
 from ingot.ir.machine.gpus import Gpu
 from ingot.ir.ops import OPS
 from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
-from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
-from ingot.runtime.step import StepSizes
+from ingot.runtime.scheduling.scheduler_config import DEFAULT_MIXED_TOKENS
+from ingot.runtime.steps.step import StepSizes
 
 # Sequences of captured decode steps; smaller steps are padded. The spacing is vLLM's (1, 2, 4, then 8 apart up to 256
 # and 16 apart above), and twice that from 64 on, where steps are so long that a row of padding costs little.

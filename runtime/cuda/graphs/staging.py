@@ -12,7 +12,7 @@ import torch
 
 from ingot.ir.features import StepInput
 from ingot.runtime.cuda.graphs.device_view import device_view
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
 
 
 class PinnedInts:

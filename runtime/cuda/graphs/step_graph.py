@@ -7,14 +7,14 @@ from functools import partial
 import torch
 
 from ingot.ir.errors import InternalError
-from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.graphs.device_view import device_view
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.staging import DeviceInputs, HostInputs, PinnedInts, move
 from ingot.runtime.cuda.handle import CudaStepHandle
-from ingot.runtime.late_step import LateStep
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes
-from ingot.runtime.step_outputs import StepOutputs
+from ingot.runtime.steps.bucket import Bucket
+from ingot.runtime.steps.late_step import LateStep
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
+from ingot.runtime.steps.step_outputs import StepOutputs
 
 # Steps in flight at once: the running one, and the one being prepared. Each needs its own pinned memory, and so its own
 # graph, which copies from and to that memory.

@@ -32,7 +32,7 @@ from ingot.ir.ops import OPS
 from ingot.passes.base import PassContext
 from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.rewrite import Rewriter
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 HOPPER = Target.named("sm_90")
 EXTEND = BucketClass(name="extend", tokens=(65, MAX_TOKENS))

@@ -22,9 +22,9 @@ from triton_attention import (
 from triton_schedules import DEVICE, new_schedule, run_lowering, some
 
 from ingot.backends.triton.launches import evaluate
-from ingot.backends.triton.lower.attention import LOWERINGS
-from ingot.backends.triton.lower.attention_form_tiles import form_tiles
-from ingot.backends.triton.lower.attention_shapes import attention_of
+from ingot.backends.triton.lower.attention.form_tiles import form_tiles
+from ingot.backends.triton.lower.attention.paged import LOWERINGS
+from ingot.backends.triton.lower.attention.shapes import attention_of
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.table import LOWERINGS as ALL

@@ -12,11 +12,11 @@ from paged_steps import Heads, PagedStep, paged_step
 from triton_attention import CORES, FACTOR, attention_dtypes, check, narrowed
 from triton_schedules import run_lowering, some
 
-from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.backends.triton.lower.attention.paged import LOWERINGS
 from ingot.ir.features.sharing import COUNT, LEADER, OWN
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
-from ingot.runtime.shared_prefixes import sharing_of
+from ingot.runtime.pages.shared_prefixes import sharing_of
 
 PAGE = 16
 # Of each sequence the positions cached before, and the sequences that share their first so many positions.

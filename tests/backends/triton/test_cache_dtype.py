@@ -27,7 +27,7 @@ from triton_attention import (
 )
 from triton_schedules import DEVICE, new_schedule, run_lowering, some
 
-from ingot.backends.triton.lower.attention import LOWERINGS as ATTENTIONS
+from ingot.backends.triton.lower.attention.paged import LOWERINGS as ATTENTIONS
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.backends.triton.schedule import Value

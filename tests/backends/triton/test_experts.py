@@ -10,7 +10,7 @@ from triton_checks import check_lowering
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, some
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.experts import LOWERINGS
+from ingot.backends.triton.lower.experts.experts import LOWERINGS
 from ingot.backends.triton.schedule import Value
 from ingot.ir import ops
 from ingot.ir.types import TensorType

@@ -18,14 +18,14 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_sch
 
 from ingot.backends.triton.compile import launch_key
 from ingot.backends.triton.emit import Triton
-from ingot.backends.triton.lower import attention_invariant
+from ingot.backends.triton.lower.attention import invariant as attention_invariant
 from ingot.backends.triton.lower.call import Refused
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
-from ingot.backends.triton.lower.linear_invariant import sums_of
-from ingot.backends.triton.lower.linear_tiles import Product
+from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
+from ingot.backends.triton.lower.linear.invariant import sums_of
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.tiles import Product
+from ingot.backends.triton.lower.linear.weight import plain_weight, stored_weight
 from ingot.backends.triton.lower.table import LOWERINGS
-from ingot.backends.triton.lower.weight import plain_weight, stored_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
 from ingot.ir.formats import find_format, named, quantize

@@ -8,11 +8,11 @@ import torch
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_schedule, some
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.linear import LOWERINGS, schedule_linear
-from ingot.backends.triton.lower.linear_call import Linear
-from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.linear.call import Linear
+from ingot.backends.triton.lower.linear.matmul import LOWERINGS, schedule_linear
+from ingot.backends.triton.lower.linear.tiles import Tiles
+from ingot.backends.triton.lower.linear.weight import plain_weight
 from ingot.backends.triton.lower.sizes import padded_tokens
-from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.artifact.tuning import Choice

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from ingot.backends.triton.lower.linear_choice import known_microseconds, matvec_tiles, tiles
-from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, Product
+from ingot.backends.triton.lower.linear.choice import known_microseconds, matvec_tiles, tiles
+from ingot.backends.triton.lower.linear.tiles import MATVEC, TILES, Product
 
 
 def test_measured_products_get_what_was_measured() -> None:

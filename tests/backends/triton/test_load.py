@@ -14,7 +14,7 @@ from ingot.backends.triton import load as loading
 from ingot.backends.triton.launches import LAUNCHES
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import InternalError
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 Launched = list[tuple[list[int], list[int]]]
 

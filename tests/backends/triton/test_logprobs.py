@@ -6,7 +6,7 @@ from odd_samples import odd_samples
 from triton_checks import check_lowering
 from triton_schedules import TESTED
 
-from ingot.backends.triton.lower.logprobs import LOWERINGS
+from ingot.backends.triton.lower.sampling.logprobs import LOWERINGS
 from ingot.ir.ops import OPS
 
 _OP = OPS["top_logprobs"]

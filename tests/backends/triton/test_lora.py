@@ -9,8 +9,8 @@ from odd_samples import odd_samples
 from triton_checks import check_lowering
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
 
-from ingot.backends.triton.lower import lora
 from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.lower.linear import lora
 from ingot.backends.triton.schedule import Value
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType

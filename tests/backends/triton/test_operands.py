@@ -13,11 +13,11 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule
 from ingot.backends.triton import operands
 from ingot.backends.triton.compile import launch_key
 from ingot.backends.triton.emit import Triton
-from ingot.backends.triton.kernels.operand_plain import fetch_plain
+from ingot.backends.triton.kernels.linear.operand_plain import fetch_plain
 from ingot.backends.triton.lower.call import Refused
-from ingot.backends.triton.lower.linear import schedule_linear
-from ingot.backends.triton.lower.linear_call import Linear
-from ingot.backends.triton.lower.weight import Weight, plain_weight
+from ingot.backends.triton.lower.linear.call import Linear
+from ingot.backends.triton.lower.linear.matmul import schedule_linear
+from ingot.backends.triton.lower.linear.weight import Weight, plain_weight
 from ingot.backends.triton.operands import Loader, register_loader
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.numerics.tolerances import compare

@@ -7,7 +7,7 @@ from op_values import ints
 from triton_checks import check_lowering
 from triton_schedules import TESTED
 
-from ingot.backends.triton.lower.penalties import LOWERINGS
+from ingot.backends.triton.lower.sampling.penalties import LOWERINGS
 from ingot.ir.ops import OPS
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton_schedules import TESTED, run_lowering, some
 
-from ingot.backends.triton.lower.linear import LOWERINGS
+from ingot.backends.triton.lower.linear.matmul import LOWERINGS
 from ingot.ir import ops
 from ingot.ir.formats import PARTS, Format, find_format, named, quantize
 from ingot.ir.numerics.tolerances import compare

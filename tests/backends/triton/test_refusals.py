@@ -4,8 +4,10 @@ import pytest
 import torch
 from triton_schedules import new_schedule
 
-from ingot.backends.triton.lower import gate, logprobs, penalties, sampling, step
+from ingot.backends.triton.lower import gate, step
 from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.lower.sampling import logprobs, penalties
+from ingot.backends.triton.lower.sampling import sample as sampling
 from ingot.backends.triton.schedule import Value
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType

@@ -9,7 +9,7 @@ from triton_checks import check_lowering
 from triton_schedules import DEVICE, new_schedule, run_lowering
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.route import LOWERINGS
+from ingot.backends.triton.lower.experts.route import LOWERINGS
 from ingot.backends.triton.schedule import Value
 from ingot.ir import ops
 from ingot.ir.ops import OPS

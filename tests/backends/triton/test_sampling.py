@@ -12,7 +12,7 @@ from op_values import no_penalties
 from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule, some
 
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.sampling import LOWERINGS
+from ingot.backends.triton.lower.sampling.sample import LOWERINGS
 from ingot.backends.triton.schedule import Value
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.ops import OPS

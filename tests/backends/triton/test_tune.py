@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ingot.backends.triton.lower.linear_choice import known_tiles
-from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.linear.choice import known_tiles
+from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear.tiles import MatvecTiles, Tiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import search

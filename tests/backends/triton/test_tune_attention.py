@@ -7,10 +7,10 @@ import pytest
 import torch
 from triton_schedules import some
 
-from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_decode import schedule_decode
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
+from ingot.backends.triton.lower.attention.choice import known_tiles
+from ingot.backends.triton.lower.attention.decode import schedule_decode
+from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles

@@ -6,8 +6,8 @@ import pytest
 import torch
 from drawn import drawn
 
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.linear.problem import LinearProblem
+from ingot.backends.triton.lower.linear.tiles import MatvecTiles, Tiles
 from ingot.backends.triton.tune import device, linear
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
 from ingot.backends.triton.tune.linear import LinearBench

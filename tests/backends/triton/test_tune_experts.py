@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import GroupTiles, RowTiles, ranges_of
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, ranges_of
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import device, experts

@@ -16,7 +16,7 @@ from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.formats import find_format
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.recipe import Recipe
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 EXPERTS = "model.layers.0.mlp.experts"
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}

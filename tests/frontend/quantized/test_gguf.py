@@ -23,7 +23,7 @@ from ingot.ir.formats import ELEMENTS, Scales, dequantize, format_of
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.recipe import STEPS
 from ingot.ir.stored.gguf_blocks import BLOCK_TYPES, read_blocks
-from ingot.runtime.tokenizer import Tokenizer as Ours
+from ingot.runtime.text.tokenizer import Tokenizer as Ours
 
 gguf: Any = pytest.importorskip("gguf")
 

@@ -9,7 +9,7 @@ from chat_pair import Both
 
 from ingot.runtime.chat.renderer import Renderer
 from ingot.runtime.chat.template import ChatTemplate
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from chat_pair import CLOSED, WEATHER, turns
 from ingot.ir.errors import ArtifactError, RequestError
 from ingot.runtime.chat.renderer import Renderer
 from ingot.runtime.chat.template import ChatOptions, ChatTemplate
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 
 def chat_in(folder: Path, renderer: Renderer) -> ChatTemplate:

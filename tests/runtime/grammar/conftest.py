@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.runtime.edited_rows import MaskedRow
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.masks import Masks
 from ingot.runtime.grammar.matcher import Matcher
 from ingot.runtime.grammar.params import StructuredOutputsParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.scheduling.edited_rows import MaskedRow
+from ingot.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from ingot.runtime import line_process
 from ingot.runtime.grammar.check import GrammarCheck
 from ingot.runtime.grammar.compiling import readable
 from ingot.runtime.grammar.params import MAX_CHARACTERS, StructuredOutputsParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 GOOD = StructuredOutputsParams(regex="[a-z]+")
 

@@ -12,8 +12,8 @@ import pytest
 from ingot.ir.errors import RequestError
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.params import FAILED
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.text.tokenizer import Tokenizer
 
 REGEX = {"regex": "[a-f]{2}( [0-9]{1,3}){1,6}"}
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=48, structured_outputs=REGEX)

@@ -18,9 +18,9 @@ from ingot.ir.errors import InternalError
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.limits import FAST_SECONDS
 from ingot.runtime.grammar.params import StructuredOutputsParams
-from ingot.runtime.request import End
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import End
+from ingot.runtime.text.tokenizer import Tokenizer
 
 RECORD = {
     "type": "object",
@@ -318,7 +318,7 @@ def test_forced_tokens_are_those_of_masks_with_one_token(
 
 
 def test_masks_of_forced_tokens(sequence: Any, allowed: Any, masks: Any, tokenizer: Tokenizer) -> None:
-    from ingot.runtime.edited_rows import MaskedRow
+    from ingot.runtime.scheduling.edited_rows import MaskedRow
 
     one = sequence(StructuredOutputsParams(choice=["the cat"]))
     spelled: list[int] = []

@@ -12,14 +12,14 @@ import pytest
 import torch
 from random_schemas import schema
 
-from ingot.runtime.edited_rows import MaskedRow
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.limits import SLOW_SECONDS
 from ingot.runtime.grammar.masks import _LEAST_MASKS, _TRY_EVERY, Masks
 from ingot.runtime.grammar.params import FAILED, StructuredOutputsParams
-from ingot.runtime.logit_edits import edits_of
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.params.logit_edits import edits_of
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.edited_rows import MaskedRow
+from ingot.runtime.text.tokenizer import Tokenizer
 
 Sequences = Callable[..., Any]
 WORD = StructuredOutputsParams(choice=["cat", "cats", "die Katze", "日本語"])

@@ -11,7 +11,7 @@ from ingot.ir.errors import RequestError
 from ingot.runtime.grammar.compiled import Grammars
 from ingot.runtime.grammar.lark import Tag, lark_of_tags, lark_of_text_with_tags, whole_pattern
 from ingot.runtime.grammar.params import StructuredOutputsParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 Accepts = Callable[[StructuredOutputsParams, str], bool]
 CALL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

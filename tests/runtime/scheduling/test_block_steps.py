@@ -14,14 +14,14 @@ from small_scheduler import request_of, scheduler_of, values
 
 from ingot.ir.artifact.plan import Plan, Plans, ResidentMemory
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
-from ingot.runtime.blocks import Blocks, blocks_of, max_drafts
-from ingot.runtime.engine import Engine
-from ingot.runtime.pages import PagePool
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
-from ingot.runtime.step import StepInputs, StepLayout
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.blocks import Blocks, blocks_of, max_drafts
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
+from ingot.runtime.steps.step import StepInputs, StepLayout
 
 MASKED = -1
 

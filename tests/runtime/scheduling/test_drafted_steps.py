@@ -6,7 +6,7 @@ import pytest
 from served import GREEDY
 from small_scheduler import request_of, scheduler_of, values
 
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 PROMPTS = {"a": list(range(10)), "b": list(range(20, 33)), "c": [7]}
 LONG = replace(GREEDY, max_tokens=24)

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from ingot.ir.errors import InternalError
-from ingot.runtime.pages import PagePool
+from ingot.runtime.pages.pool import PagePool
 
 
 def test_all_pages_can_be_held_and_come_back():

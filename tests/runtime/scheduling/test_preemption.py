@@ -2,8 +2,8 @@
 
 from small_scheduler import request_of, scheduler_of, values
 
-from ingot.runtime.request import Status
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import Status
 
 
 def test_the_last_admitted_is_preempted_and_keeps_its_token_in_flight():

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.block_hashes import BlockHashes
-from ingot.runtime.prefix_cache import PrefixCacheStats
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.pages.block_hashes import BlockHashes
+from ingot.runtime.pages.prefix_cache import PrefixCacheStats
+from ingot.runtime.params.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = list(range(100, 114))  # three pages of 4, and two tokens

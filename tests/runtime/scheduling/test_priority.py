@@ -5,9 +5,9 @@ import random
 import pytest
 
 from ingot.ir.errors import OptionError, RequestError
-from ingot.runtime.engine import EngineRequest
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.engines.engine import EngineRequest
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

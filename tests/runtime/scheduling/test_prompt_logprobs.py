@@ -5,7 +5,7 @@ from small_scheduler import request_of, scheduler_of, values
 
 from ingot.ir.errors import RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def test_rows_that_score_prompts_follow_the_sampled_ones():

@@ -7,7 +7,7 @@ import pytest
 from drawn import drawn
 from served import EDITED
 
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def workload(rng, vocab, max_seq_len, count, longest_prompt):

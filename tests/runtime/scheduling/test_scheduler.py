@@ -4,8 +4,8 @@ import pytest
 from small_scheduler import request_of, scheduler_of, values
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 # Whom a step takes.
 

@@ -8,8 +8,8 @@ from served import GREEDY, Served
 
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import InternalError
-from ingot.runtime.pages import PagePool
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.params.sampling_params import SamplingParams
 
 WINDOW = CacheGroup.named("window_8")
 BETWEEN = WINDOW.pages_between_steps(1000, 4)

@@ -9,7 +9,7 @@ from served import GREEDY, Served
 from ingot.ir.artifact.plan import GroupMemory, Plan, ResidentMemory, State
 from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
 from ingot.ir.machine.gpus import TYPICAL
-from ingot.runtime.shared_prefixes import least_saved, sharing_of
+from ingot.runtime.pages.shared_prefixes import least_saved, sharing_of
 
 PAGE = 16
 

@@ -2,9 +2,9 @@
 
 import math
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.spare_time import SpareTime
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.spare_time import SpareTime
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 class Clock:

@@ -4,8 +4,8 @@ import pytest
 from served import GREEDY
 
 from ingot.ir.errors import InternalError, OptionError
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 LONG = SamplingParams(temperature=0, max_tokens=30)
 

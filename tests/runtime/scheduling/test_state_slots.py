@@ -8,11 +8,11 @@ import pytest
 from drawn import drawn
 
 from ingot.ir.errors import ArtifactError
-from ingot.runtime.blocks import Blocks
-from ingot.runtime.pages import PagePool
-from ingot.runtime.prefix_cache import PrefixCacheStats
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.prefix_cache import PrefixCacheStats
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.blocks import Blocks
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 from ingot.serve.set_up import check_slots
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)

@@ -3,9 +3,9 @@
 import torch
 from small_scheduler import request_of, scheduler_of, values
 
-from ingot.runtime.batch import Chunk, build_step
-from ingot.runtime.row_tables import RowTables
-from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
+from ingot.runtime.scheduling.batch import Chunk, build_step
+from ingot.runtime.scheduling.row_tables import RowTables
+from ingot.runtime.steps.step import StepBuffer, StepLayout, StepSizes
 
 LAYOUT = StepLayout.usual()
 

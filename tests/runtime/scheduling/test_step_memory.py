@@ -6,7 +6,7 @@ import pytest
 from served import EDITED
 
 from ingot.ir.errors import StepMemoryError
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=9),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ingot.ir.ops import OPS
-from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
-from ingot.runtime.token_counts import Recount, recount
+from ingot.runtime.steps.step import StepBuffer, StepLayout, StepSizes
+from ingot.runtime.steps.token_counts import Recount, recount
 
 VOCAB = 23
 

@@ -8,8 +8,8 @@ from served import GREEDY, Served
 
 from ingot.ir.cache.groups import FULL, CacheGroup, group_of_input, table_groups
 from ingot.ir.errors import RequestError
-from ingot.runtime.block_hashes import BlockHashes
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.pages.block_hashes import BlockHashes
+from ingot.runtime.params.sampling_params import SamplingParams
 
 
 def test_names() -> None:

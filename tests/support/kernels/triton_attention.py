@@ -12,7 +12,7 @@ from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
 from triton_schedules import DEVICE, TESTED, run_lowering
 
-from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.backends.triton.lower.attention.paged import LOWERINGS
 from ingot.ir.cache.dtype import SCALE_DEFAULTS
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops import OPS

@@ -6,7 +6,7 @@ from typing import Any
 from chat_models import CHAT_MODELS, ChatModel
 
 from ingot.runtime.chat.template import ChatOptions, ChatTemplate
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 CLOSED = ChatOptions(add_generation_prompt=False)
 OPEN = ChatOptions(add_generation_prompt=False, continue_final_message=True)

@@ -10,7 +10,7 @@ from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Pla
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program
 from ingot.ir.types import DTYPES
-from ingot.runtime.loaders import find_op
+from ingot.runtime.loading.loaders import find_op
 
 
 class PlanError(AssertionError):

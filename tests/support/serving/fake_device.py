@@ -34,7 +34,7 @@ from ingot.ir.errors import StepMemoryError
 from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, OWN
 from ingot.ir.masks import Mask
 from ingot.ir.ops.logit_edits import EditParts, forbid
-from ingot.runtime.step import StepInputs, StepLayout
+from ingot.runtime.steps.step import StepInputs, StepLayout
 
 VOCAB = 997
 POISON = (-7, -7)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.ir.features import FedSequence, fed_of
-from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes, filled
 
 ON_DEVICE = -1  # a token or a start that the device takes from the sequence's row
 

@@ -15,8 +15,8 @@ from torch.autograd.profiler import profile
 
 from ingot.ir.logprob_limits import MAX_LOGPROBS, MAX_SCORED
 from ingot.ir.ops.penalties import MAX_BANNED
-from ingot.runtime.limits import Limits
-from ingot.runtime.loader import Loaded
+from ingot.runtime.loading.limits import Limits
+from ingot.runtime.loading.loader import Loaded
 
 
 def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.Tensor]:

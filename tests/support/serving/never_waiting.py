@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ingot.runtime.step import StepInputs
+from ingot.runtime.steps.step import StepInputs
 
 
 class NeverWaiting:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, SamplingParams
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.parse import parse_type
-from ingot.runtime.loader import load_artifact
+from ingot.runtime.loading.loader import load_artifact
 
 CHUNK = 7  # tokens of a sequence in a step of the harness: cuts pages and prompts at odd places
 STEP_TOKENS = 24  # in a step of the engine, when chunked: less than most prompts

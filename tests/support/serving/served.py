@@ -7,15 +7,15 @@ from dataclasses import replace
 from fake_device import VOCAB, FakeDevice, Knobs, hashed_logprobs, hashed_token
 
 from ingot.ir.cache.groups import FULL, CacheGroup
-from ingot.runtime.engine import Engine
-from ingot.runtime.logit_edits import LogitEdits
-from ingot.runtime.outputs import Logprob, RequestOutput
-from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Request
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import DEFAULT_FORCED, Policy, SchedulerConfig
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.outputs import Logprob, RequestOutput
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.params.logit_edits import LogitEdits
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import DEFAULT_FORCED, Policy, SchedulerConfig
+from ingot.runtime.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 

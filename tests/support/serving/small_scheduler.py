@@ -1,11 +1,11 @@
 """A scheduler with a small pool and requests for it, to schedule step by step without an engine."""
 
-from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Given, Request
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.sequence_pages import one_pool
+from ingot.runtime.pages.pool import PagePool
+from ingot.runtime.pages.sequence_pages import one_pool
+from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.scheduling.request import Given, Request
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 
 def scheduler_of(num_pages=64, page_size=4, **config):

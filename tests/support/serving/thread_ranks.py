@@ -18,20 +18,20 @@ import torch
 from ingot.ir.errors import RankError
 from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import STAGES, Rank, groups, ranks
-from ingot.runtime.artifact import Artifact, open_artifact
-from ingot.runtime.check_target import this_machine
-from ingot.runtime.limits import read_limits
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.loader import Loaded, bind
-from ingot.runtime.plan_file import read_plan_file
+from ingot.runtime.loading.artifact import Artifact, open_artifact
+from ingot.runtime.loading.check_target import this_machine
+from ingot.runtime.loading.limits import read_limits
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.loader import Loaded, bind
+from ingot.runtime.loading.plan_file import read_plan_file
+from ingot.runtime.loading.room import find_room, serving_memory
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.runtime.ranks.posted_steps import PostedSteps, run_posted
 from ingot.runtime.ranks.seat import Seat
 from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
-from ingot.runtime.room import find_room, serving_memory
-from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.step import StepInputs
+from ingot.runtime.steps.step import StepInputs
 from ingot.serve.set_up import make_engine
 
 SECONDS = 60.0  # longer than any tiny step

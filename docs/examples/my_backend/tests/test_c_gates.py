@@ -14,7 +14,7 @@ from ingot.ir.machine.target import Target
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loading.load_context import on_one_device
 
 TARGET, BUCKET = Target.detect("cpu"), BucketClass(name="any", tokens=(1, 8))
 PROGRAM = """\

@@ -56,7 +56,7 @@ def bench_latency(
     from ingot.bench.metrics import latency_metrics
     from ingot.bench.workload import equal_lengths
     from ingot.cli.progress import live_progress
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
     longest = options.limit(opened, "max_seq_len")

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from ingot.ir.errors import ArtifactError, OptionError, OutputError
 
 if TYPE_CHECKING:
-    from ingot.runtime.artifact import Artifact
+    from ingot.runtime.loading.artifact import Artifact
 
 JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-"
 

@@ -10,7 +10,7 @@ from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
     from ingot.bench.workload import Lengths
-    from ingot.runtime.artifact import Artifact
+    from ingot.runtime.loading.artifact import Artifact
 
 Dataset = Literal["random", "sharegpt"]
 _SHORTEST = 8  # minimum tokens of a sequence that `sharegpt_lengths` draws

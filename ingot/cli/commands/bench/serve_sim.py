@@ -67,7 +67,7 @@ def bench_serve_sim(
     from ingot.bench.answer import answer
     from ingot.bench.metrics import detail, serve_metrics
     from ingot.bench.workload import arrival_times
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
     lengths = requests.lengths(opened)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ingot.bench.drive import Run
     from ingot.bench.engine import BenchEngine
     from ingot.bench.workload import Lengths
-    from ingot.runtime.artifact import Artifact
+    from ingot.runtime.loading.artifact import Artifact
 
 _WARM_UP_TOKENS = 8  # per output; a batch of these reaches every size of decode step
 

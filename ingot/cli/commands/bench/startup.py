@@ -40,7 +40,7 @@ def bench_startup(
     from ingot.bench.children import ChildError
     from ingot.bench.startup import Start, start, startup_metrics
     from ingot.cli.progress import live_progress
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     opened = open_artifact(Path(artifact), verify=False)
     longest = options.limit(opened, "max_seq_len")

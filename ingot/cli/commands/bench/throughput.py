@@ -28,7 +28,7 @@ def bench_throughput(
     options.check_file(json)
     from ingot.bench.answer import answer
     from ingot.bench.metrics import throughput_metrics
-    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loading.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
     lengths = requests.lengths(opened)

@@ -13,7 +13,7 @@ from ingot.debug.bisect.execution.blame_backend import Misstep
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.json_text import dump_json
 from ingot.ir.text import print_program
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 CALL, INPUTS, INSTRUCTION, EXECUTABLE, SCRIPT = (
     "call.ir",

@@ -26,8 +26,8 @@ from ingot.debug.bisect.execution.tensor_check import Wrong, copied, first_chang
 from ingot.ir.artifact.plan import Instruction, Ref
 from ingot.ir.parse import parse_type
 from ingot.ir.program import Program
-from ingot.runtime.bucket import Call
-from ingot.runtime.executor import Executor
+from ingot.runtime.steps.bucket import Call
+from ingot.runtime.steps.executor import Executor
 
 
 @dataclass(frozen=True)

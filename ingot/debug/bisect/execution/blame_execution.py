@@ -30,9 +30,9 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
-from ingot.runtime.artifact import Artifact
-from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.loader import Loaded, load_artifact
+from ingot.runtime.loading.weights import map_weights
 
 Read = Callable[[str], torch.Tensor]
 

@@ -25,8 +25,8 @@ from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
 from ingot.ir.types import TensorType
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loaders import load_executable
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loaders import load_executable
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 _CACHE = "INGOT_CACHE"

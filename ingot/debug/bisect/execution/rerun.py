@@ -14,8 +14,8 @@ from ingot.ir.artifact.plan import DType, Executable, Instruction, Ref
 from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_program
 from ingot.ir.types import DTYPES
-from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loaders import find_op, load_executable, load_library
+from ingot.runtime.loading.load_context import on_one_device
+from ingot.runtime.loading.loaders import find_op, load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:

@@ -18,7 +18,7 @@ from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.manager import run_pass
 from ingot.passes.pipeline import Phase
 from ingot.passes.rewrite import Rewriter
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.loading.artifact import Artifact
 
 NO_BOUND = 1 << 30  # more rewrites than any program allows
 

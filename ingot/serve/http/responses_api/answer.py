@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ingot.runtime.chat.messages import Message
-from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.errors import HttpError
 from ingot.serve.http.generation import Generation

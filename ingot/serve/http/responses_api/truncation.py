@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from ingot.runtime.chat.messages import Message
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 
 _LEADING_ROLES = ("system", "developer")
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.answers import Usage, answer_id, respond, stream_options, usage_of
 from ingot.serve.http.beam_search import request_params

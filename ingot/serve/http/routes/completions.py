@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.answers import Usage, answer_id, cache_salt, respond, stream_options, usage_of
 from ingot.serve.http.beam_search import request_params

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ingot.runtime.chat.messages import Message
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.http.answers import json_response, respond
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.chat_prompts import chat_prompt

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.runtime.pooling_params import PoolingParams
-from ingot.runtime.prompt import Prompt
+from ingot.runtime.params.pooling_params import PoolingParams
+from ingot.runtime.params.prompt import Prompt
 from ingot.serve.engine.messages import Vector
 from ingot.serve.http.answers import answer_id, json_response
 from ingot.serve.http.body import body_schema, read_fields

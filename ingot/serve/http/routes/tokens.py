@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.runtime.chat.template import ChatOptions
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.serve.http.answers import json_response
 from ingot.serve.http.body import body_schema, read_fields
 from ingot.serve.http.errors import HttpError

@@ -15,8 +15,8 @@ from ingot.backends.cpu import load as cpu_load
 from ingot.backends.reference import load as reference_load
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, target_name
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.weights import map_weights
 from planted.changes import value_name
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
 

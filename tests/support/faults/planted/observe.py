@@ -12,10 +12,10 @@ from ingot.ir.errors import IngotError
 from ingot.ir.mesh import parse_mesh, ranks
 from ingot.ir.numerics.harness import MeshRun
 from ingot.ir.parse import parse_programs
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact
-from ingot.runtime.step import StepInputs
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.loader import load_artifact
+from ingot.runtime.loading.weights import map_weights
+from ingot.runtime.steps.step import StepInputs
 
 _PAGES, _PAGE_SIZE = 64, 16
 # One token, both sides of a page, several pages, and past every window.

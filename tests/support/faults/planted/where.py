@@ -8,9 +8,9 @@ import torch
 
 from ingot.ir.mesh import ranks
 from ingot.ir.text import print_program
-from ingot.runtime.artifact import open_artifact
-from ingot.runtime.load_context import mesh_of
-from ingot.runtime.weights import map_weights
+from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.load_context import mesh_of
+from ingot.runtime.loading.weights import map_weights
 from planted.fault import Truth
 from planted.in_passes import Application
 

@@ -1,0 +1,1 @@
+"""Attention kernels over paged caches and over the tokens of a step."""

@@ -1,0 +1,143 @@
+"""Functions by which `decode_attention` loads data before the previous kernel has ended, by guessed lengths."""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
+from ingot.backends.triton.kernels.attention.constants import group_rows
+from ingot.backends.triton.kernels.attention.parts import rows_of, weighed
+from ingot.backends.triton.kernels.rope import angles
+
+
+@triton.jit
+def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Prefetch keys and values of a k/v head into the L2 cache, at those positions `place` [N] that are below `end`.
+
+    It does not wait for the data. `pages` points to the page ids of the sequence.
+    """
+    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (FORM.block + LINE - 1) // LINE
+    inside = place < end
+    # Positions past the end prefetch page 0 instead.
+    rows = rows_of(kv, pages, place, inside, head, CACHE)
+    line = tl.minimum(tl.arange(0, LINES) * LINE, FORM.dim - 1)  # heads of 80 float32 end in the third of four
+    for part in tl.static_range(2):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0",
+            "=r,l",
+            [(rows[:, None] + part * CACHE.part_stride + line[None, :]).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def fetch_ahead(
+    kv,
+    kv_lens,
+    page_table,
+    sequence,
+    head,
+    place,
+    width,
+    FIRST: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Prefetch the keys and values of EARLY.ahead chunks of a split into the L2 cache, from its chunk FIRST on.
+
+    `place` [chunk] are the positions of the split's chunk 0. A row of the page table has `width` pages. The sequence's
+    length is a guess, because the previous kernel may not have ended. Only in the first layer can it be wrong.
+    """
+    cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
+    cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
+    pages = page_table + sequence.to(tl.int64) * width
+    for later in tl.static_range(FIRST, EARLY.ahead + FIRST):
+        _fetch_chunk(kv, pages, head, place + later * SPLITS.base * SPLITS.chunk, cached, CACHE, FORM)
+
+
+@triton.jit
+def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Load keys and values at the positions `place` [N] of a sequence, before its length is known.
+
+    Return (keys, values), each [N, FORM.block]. Positions past the page table are zeros. A row of the page table has
+    `width` pages. The loads need not wait for previous kernels, because earlier steps wrote the data, and the host
+    wrote the page table.
+    """
+    d = tl.arange(0, FORM.block)
+    held = (sequence >= 0) & (place // CACHE.page < width)
+    pages = page_table + sequence.to(tl.int64) * width
+    rows = rows_of(kv, pages, place, held, head, CACHE)
+    inside = held[:, None] & (d < FORM.dim)[None, :]
+    keys = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
+    values = tl.load(rows[:, None] + CACHE.part_stride + d[None, :], mask=inside, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def early_scales(
+    kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr, OF_VALUES: tl.constexpr
+):
+    """Load the scales [N] of keys, or with OF_VALUES of values, at the positions that `early_chunk` loads.
+
+    Return None unless the cache has scales per token.
+    """
+    held = (sequence >= 0) & (place // CACHE.page < width)
+    rows = rows_of(kv, page_table + sequence.to(tl.int64) * width, place, held, head, CACHE)
+    if OF_VALUES:
+        scales = value_scales_of(rows, held, CACHE)
+    else:
+        scales = key_scales_of(rows, held, CACHE)
+    return scales
+
+
+@triton.jit
+def with_early(
+    total,
+    weight_sum,
+    peak,
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    inside,
+    SCORES: tl.constexpr,
+    slopes,
+    query_places,
+    places,
+):
+    """Add the keys and values of N positions, with their scales, to the online-softmax state of M rows.
+
+    They are results of `early_chunk` and `early_scales`.
+    Return the new state (total, weight_sum, peak). `inside` [N] masks the positions of the context. `slopes` [M] are
+    ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
+    keys.
+    """
+    keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    # Values past the end may be NaN, and zero times NaN is NaN.
+    values = tl.where(inside[:, None], values, 0.0)
+    if value_scales is not None:
+        value_scales = tl.where(inside, value_scales, 0.0)
+    return weighed(
+        scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places, key_scales,
+        value_scales,
+    )  # fmt: skip
+
+
+@triton.jit
+def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
+    """Load a token's position and rotary angles before the previous kernel has ended.
+
+    Return (position, cosines, sines). Cosines and sines are [G, FORM.block]. The position is a guess, because the
+    previous kernel may still write it. Only in the first layer can it be wrong.
+    """
+    guess = tl.load(positions + token, cache_modifier=".cg")
+    guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)
+    # As many rows as the tiles of q, k and v: tiles of one shape have one layout, and none needs a conversion.
+    cos, sin = angles(table, guess + tl.zeros_like(tl.arange(0, group_rows(FORM))), HEAD)
+    return guess, cos, sin

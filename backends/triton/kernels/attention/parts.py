@@ -1,0 +1,390 @@
+"""Parts that the attention kernels share: masks, the online softmax, the loop over pages, and padding tokens.
+
+The softmax is in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691). The softmax state of a row covers the
+keys added so far: `total` is the weighted sum of values, `weight_sum` the sum of weights, `peak` the largest score.
+Weights are relative to the peak. `held`, `inside`, `seen` and `own` are bool masks of a tile. A sequence owns the
+tokens that it has in the step; padding tokens are unowned.
+"""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
+
+# The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
+LOWEST = tl.constexpr(-1.0e38)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def in_base_two(scores, SCORES: tl.constexpr):
+    """Scale and soft-cap the dot products `scores` of q and keys, and multiply them by log2(e).
+
+    The caller can then compute the softmax with exp2 in place of exp.
+    """
+    if SCORES.soft_cap is None:
+        scores = scores * (SCORES.scale * LOG2_E)
+    else:
+        # tanh(x) is 2 sigmoid(2 x) - 1, and every target has sigmoid.
+        capped = 2.0 * tl.sigmoid(scores * (2.0 * SCORES.scale / SCORES.soft_cap)) - 1.0
+        scores = capped * (SCORES.soft_cap * LOG2_E)
+    return scores
+
+
+@triton.jit
+def by_distance(scores, slopes, query, place):
+    """Return scores [M, N] plus the ALiBi bias: slope times (key position - query position).
+
+    `slopes` [M] has the slope of each row's q head; None means no bias. `query` [M] are positions of queries, and
+    `place` [N] positions of keys.
+    """
+    if slopes is not None:
+        distance = (place[None, :] - query[:, None]).to(tl.float32)
+        scores = tl.fma(distance, tl.broadcast_to(slopes[:, None], scores.shape), scores)
+    return scores
+
+
+@triton.jit
+def slopes_of(slopes, heads, held):
+    """Load the ALiBi slopes of the q heads with indices `heads`, times log2(e). Return None if `slopes` is None.
+
+    `held` masks `heads`. A masked-out head gets slope 0.
+    """
+    found = None
+    if slopes is not None:
+        found = tl.load(slopes + heads, mask=held, other=0.0) * LOG2_E
+    return found
+
+
+@triton.jit
+def weighed(
+    scores,
+    values,
+    total,
+    weight_sum,
+    peak,
+    seen,
+    SCORES: tl.constexpr,
+    slopes=None,
+    query_places=None,
+    places=None,
+    key_scales=None,
+    value_scales=None,
+):
+    """Add N keys to the online-softmax state of M query rows, and return the new state.
+
+    The state is (`total`, `weight_sum`, `peak`): the weighted sum of values, the sum of weights, the largest score.
+    `scores` [M, N] are the dot products of q and keys, before scaling. `values` [N, D] belong to these keys, and `seen`
+    [M, N] masks keys.
+
+    `slopes` [M] are ALiBi slopes, or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
+    keys.
+
+    `key_scales` [N] and `value_scales` [N] multiply keys and values. None means that nothing does.
+    """
+    if key_scales is not None:
+        scores = scores * key_scales[None, :]
+    scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    shrunk = tl.exp2(peak - higher)
+    weight_sum = weight_sum * shrunk + tl.sum(weights, 1)
+    if value_scales is not None:
+        if values.dtype == tl.float16:
+            # Products of weights and scales may be too small for float16, while scaled values never are.
+            values = (values.to(tl.float32) * value_scales[:, None]).to(tl.float16)
+        else:
+            weights = weights * value_scales[None, :]
+    total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
+    return total, weight_sum, higher
+
+
+@triton.constexpr_function
+def kind_of(mask):
+    """Return the name of an attention mask without its size: "window" for "window_128"."""
+    return mask.rstrip("0123456789").rstrip("_")
+
+
+@triton.constexpr_function
+def size_of(mask):
+    """Return the size in the name of an attention mask: 128 for "window_128"."""
+    return int(mask.rpartition("_")[2])
+
+
+@triton.constexpr_function
+def forgets(mask):
+    """Return whether an attention mask hides old keys from all later tokens. Window and chunked masks do."""
+    return mask.startswith(("window_", "chunked_"))
+
+
+@triton.jit
+def first_seen(place, MASK: tl.constexpr):
+    """Return the first position that a query at position `place` sees. MASK is "window_N" or "chunked_N"."""
+    if kind_of(MASK) == "window":
+        first = tl.maximum(place - size_of(MASK) + 1, 0)
+    else:
+        first = place // size_of(MASK) * size_of(MASK)
+    return first
+
+
+@triton.jit
+def end_seen(place, length, MASK: tl.constexpr):
+    """Return 1 + the last position that a query at position `place` sees under the attention mask MASK.
+
+    The sequence has `length` positions.
+    """
+    if MASK == "bidirectional":
+        end = length
+    elif kind_of(MASK) == "block_causal":
+        end = tl.minimum((place // size_of(MASK) + 1) * size_of(MASK), length)
+    else:
+        end = place + 1
+    return end
+
+
+@triton.jit
+def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
+    """Return the bool mask `seen`, set to False where the attention mask MASK hides a key from a query.
+
+    `query` are positions of queries, and `place` positions of keys. Their shapes broadcast. AHEAD must be true if a key
+    may come after the last one that its query sees. If it is false, the kernel skips that comparison.
+    """
+    if AHEAD:
+        if kind_of(MASK) == "block_causal":
+            seen = seen & (place < (query // size_of(MASK) + 1) * size_of(MASK))
+        elif MASK != "bidirectional":
+            seen = seen & (place <= query)
+    if kind_of(MASK) == "window":
+        seen = seen & (place > query - size_of(MASK))
+    elif kind_of(MASK) == "chunked":
+        seen = seen & (place >= query // size_of(MASK) * size_of(MASK))
+    return seen
+
+
+@triton.jit
+def seen_in_tree(seen, ancestors, node):
+    """Return the bool mask `seen`, set to False where the draft tree hides a key from a query.
+
+    In a draft tree, a token sees only its ancestors. `node` is the index of a key among the sequence's tokens of this
+    step. It is negative for keys of earlier steps, which all tokens see. `ancestors` is a bit set per query: bit i lets
+    the query see node i, and 0 lets it see every node. Shapes broadcast.
+    """
+    bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
+    return seen & ((node < 0) | ((bit != 0) & (node < 64)) | (ancestors == 0))
+
+
+@triton.jit
+def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
+    """Return the attention of query rows from their online-softmax state: `total / weight_sum`.
+
+    The cache stores values divided by its `v_scale`, so the result is multiplied by it. If `lse` is not None, rows that
+    saw no key become zeros.
+    """
+    mean = total / weight_sum[:, None]
+    if CACHE.v_scale != 1.0:
+        mean = mean * CACHE.v_scale
+    if lse is not None:
+        mean = tl.where(weight_sum[:, None] > 0.0, mean, 0.0)
+    return mean
+
+
+@triton.jit
+def log_sum_exp(weight_sum, peak):
+    """Return the natural log-sum-exp of the scores of each query row, or -inf for rows that saw no key.
+
+    `weight_sum` and `peak` are the rows' online-softmax state: the sum of weights, and the largest score in base 2.
+    """
+    return (peak + tl.log2(weight_sum)) / LOG2_E
+
+
+@triton.jit
+def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse` if not None.
+
+    A row is a (token, q head). Row i has the index `first` + `rows`[i] in `out`. `held` [M] masks rows. `weight_sum`
+    and `peak` are the rows' online-softmax state.
+    """
+    e = tl.arange(0, FORM.block_value)
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
+    tl.store(into, mean.to(out.dtype.element_ty), mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + first + rows, log_sum_exp(weight_sum, peak), mask=held)
+
+
+@triton.jit
+def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
+    """Write the result rows of padding tokens: zeros to `out`, and -inf to `lse` if not None.
+
+    A row is a (token, q head). Row i has the index `first` + `rows`[i] in `out`. `held` [M] masks rows.
+    """
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
+    nothing = tl.zeros((rows.shape[0], BLOCK_VALUE), out.dtype.element_ty)
+    tl.store(into, nothing, mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + first + rows, tl.full(rows.shape, float("-inf"), tl.float32), mask=held)
+
+
+@triton.jit
+def ended_before(counter):
+    """Increment `counter` in global memory, and return its earlier value: how many programs have ended before this one.
+
+    Afterwards, this program sees all that those programs wrote.
+    """
+    # One thread does the atomic for the block. The first barrier orders the stores of the other threads before it, and
+    # the second one their loads after it.
+    tl.debug_barrier()
+    ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return ended
+
+
+@triton.jit
+def tail_of(q, rows, held, FORM: tl.constexpr):
+    """Load the columns of queries after the first FORM.block ones, as a tile [M, FORM.tail].
+
+    `rows` [M] are the offsets of the queries in q. `held` [M] masks them.
+    """
+    t = FORM.block + tl.arange(0, FORM.tail)
+    return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
+
+
+@triton.jit
+def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
+    """Return pointers [N] to the cached keys of a k/v head at the positions `place` [N] of a sequence.
+
+    `pages` points to the page ids of the sequence. `inside` masks positions: masked-out ones point into page 0. CACHE
+    is the memory layout of the cache.
+    """
+    page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
+    return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
+
+
+@triton.jit
+def cached_head(head, FORM: tl.constexpr):
+    """Return the index of the cache head that a k/v head reads. Each FORM.sharing adjacent k/v heads read one."""
+    if FORM.sharing > 1:
+        head = head // FORM.sharing
+    return head
+
+
+@triton.jit
+def attended(
+    total,
+    weight_sum,
+    peak,
+    query,
+    query_tail,
+    query_places,
+    kv,
+    pages,
+    head,
+    begin,
+    end,
+    step,
+    BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    SCORES: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    ancestors=None,
+    cached=0,
+    slopes=None,
+):
+    """Add cached keys and values of one sequence to the online-softmax state of M query rows. Return the new state.
+
+    The state is `total` [M, FORM.block_value] (weighted sum of values), `weight_sum` [M] and `peak` [M] (largest
+    score). `query` [M, FORM.block] are the rows, `query_tail` their columns from FORM.block on (`tail_of`), and
+    `query_places` [M] their positions. `pages` points to the page ids of the sequence.
+
+    An iteration reads BLOCK_N positions. Iterations start at `begin`, `begin + step` and so on, before `end`.
+
+    MASK names the attention mask. AHEAD must be true if some of these positions may be after a row's own. `ancestors`
+    [M] are bit sets of draft-tree ancestors (`seen_in_tree`), or None; bit 0 is position `cached`. `slopes` [M] are
+    ALiBi slopes (`slopes_of`), or None.
+    """
+    d = tl.arange(0, FORM.block)
+    e = tl.arange(0, FORM.block_value)
+    for start in range(begin, end, step):
+        place = start + tl.arange(0, BLOCK_N)
+        inside = place < end
+        rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), CACHE)
+        held = inside[:, None] & (d < FORM.dim)[None, :]
+        keys = as_computed(tl.load(rows[:, None] + d[None, :], mask=held, other=0.0), query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if FORM.tail > 0:
+            t = FORM.block + tl.arange(0, FORM.tail)
+            ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < FORM.dim)[None, :], other=0.0)
+            ends = as_computed(ends, query.dtype)
+            scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
+        seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
+        if ancestors is not None:
+            seen = seen_in_tree(seen, ancestors[:, None], (place - cached)[None, :])
+        if FORM.same:
+            values = keys
+        else:
+            held = inside[:, None] & (e < FORM.value_dim)[None, :]
+            values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
+            values = as_computed(values, query.dtype)
+        key_scales = key_scales_of(rows, inside, CACHE)
+        value_scales = value_scales_of(rows, inside, CACHE)
+        total, weight_sum, peak = weighed(
+            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place, key_scales, value_scales
+        )
+    return total, weight_sum, peak
+
+
+@triton.jit
+def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
+    """Return how many of the step's tokens `first` to `end` - 1 belong to a sequence. The rest is padding.
+
+    `q_starts` and `q_lens` are the first token and the number of tokens of each sequence. A loop iteration tests SCAN
+    sequences.
+    """
+    owned = 0
+    for nth in range(0, sequences, SCAN):
+        b = nth + tl.arange(0, SCAN)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        owned += tl.sum(tl.maximum(tl.minimum(start + count, end) - tl.maximum(start, first), 0))
+    return owned
+
+
+@triton.jit
+def unowned(tokens, q_starts, q_lens, sequences):
+    """Return a bool mask [N]: which tokens are padding, in no sequence. `tokens` [N] are their indices in the step."""
+    owned = tl.zeros(tokens.shape, tl.int32)
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        hits = (tokens[:, None] >= start[None, :]) & (tokens[:, None] < (start + count)[None, :])
+        owned += tl.sum(hits.to(tl.int32), 1)
+    return owned == 0
+
+
+@triton.jit
+def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
+    """Find the block of tokens with number `item` in the step.
+
+    Return (sequence, block index in the sequence, number of blocks of the step). The sequence is -1 if there is no such
+    block. Only sequences with at least LEAST tokens in the step have blocks. A block has BLOCK tokens. Blocks are
+    numbered sequence by sequence, from the last block of a sequence to its first. A loop iteration tests SCAN
+    sequences.
+    """
+    sequence = -1
+    block = 0
+    before = 0
+    for first in range(0, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        blocks = tl.where(count >= LEAST, tl.cdiv(count, BLOCK), 0)
+        end = before + tl.cumsum(blocks, 0)
+        own = (item >= end - blocks) & (item < end)
+        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
+        block += tl.sum(tl.where(own, end - 1 - item, 0))
+        before += tl.sum(blocks)
+    return sequence, block, before

@@ -1,0 +1,1 @@
+"""Matmul kernels for weights in the dtype of x."""

@@ -1,0 +1,1 @@
+"""Matmul kernels for quantized weights."""

@@ -1,0 +1,322 @@
+"""The matmul kernel for one token and a quantized weight, without tensor cores.
+
+As in `linear_matvec`, a program multiplies rows of the weight with a row of x, and its loads of the weight never pause.
+Elements take few instructions (`quant_words`). A program prepares x itself, in registers: it norms and rounds x, and
+takes as many rows of the weight as make that cheap.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.linear.parts import gated
+from ingot.backends.triton.kernels.quant.elements import outer_scales, scale_value
+from ingot.backends.triton.kernels.quant.row import halves, of_row, prepared
+from ingot.backends.triton.kernels.quant.words import bytes_of_fours, dot_bytes, dot_f8e4m3
+
+
+@triton.jit
+def quant_matvec(
+    x,
+    gain,
+    stored,
+    order,
+    weight,
+    scales,
+    zeros,
+    outer,
+    y,
+    bias,
+    residual,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    EPS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HELD: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and a quantized weight.
+
+    Grid: cdiv(N, ROWS), rows. A program computes ROWS columns of y. For each block of BLOCK_K columns of the weight, it
+    prepares x and then multiplies one row of the weight after the other, of gate and up by turns with a gate. HELD rows
+    are in registers before they are needed; the first ones are loaded before the previous kernel has ended.
+
+    ELEMENTS and ROUNDED describe the weight and the rounding of x (`quant_constants`), whose stored scale is `stored`
+    f32[1]. `order` i32[K] lists the column of x for each column of the weight, or is None. The other parameters are
+    described in `linear_matvec`.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    PER_WORD: tl.constexpr = 8 if ELEMENTS.chunk > 0 else 4
+    CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
+    PARTS: tl.constexpr = 2 * ROWS if GATED else ROWS
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0 and FIRST % ROWS == 0 and UP % ROWS == 0
+    first = tl.program_id(0) * ROWS
+    base = _addresses(weight, scales, zeros, first, FIRST, K, CHUNKS, PER_WORD, ELEMENTS)
+    up_base = _addresses(weight, scales, zeros, first, UP, K, CHUNKS, PER_WORD, ELEMENTS) if GATED else base
+    held = ()
+    for nth in tl.static_range(HELD):
+        held = held + (
+            _stored(
+                up_base if GATED and nth % 2 == 1 else base, first, nth // PARTS * BLOCK_K,
+                nth % PARTS // (PARTS // ROWS), N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+            ),
+        )  # fmt: skip
+    n = first + tl.arange(0, ROWS)
+    inside = n < N
+    # The operands of the end are loaded here, so that nothing waits for memory there.
+    row_scale, added_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
+    up_scale, up_bias = row_scale, added_bias
+    if GATED:
+        up_scale, up_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
+    if DEPENDENT:
+        if NORM:
+            _fetch(gain, K)
+        gdc_wait()
+    row = tl.program_id(1)
+    rest = 0.0
+    if RESIDUAL:
+        rest = tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
+    source = x + row * X_STRIDE
+    inverse, x_scale = of_row(source, gain, stored, K, EPS, NORM, BLOCK_K, ROUNDED)
+    sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
+    for block in range(BLOCKS):
+        start = block * BLOCK_K
+        ready = prepared(
+            source, gain, order, inverse, x_scale, start, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+        )  # fmt: skip
+        for part in tl.static_range(PARTS):
+            added = _added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            sums = sums[:part] + (added,) + sums[part + 1 :]
+            held = held[1:] + (
+                _stored(
+                    up_base if GATED and (part + HELD) % 2 == 1 else base, first,
+                    start + (part + HELD) // PARTS * BLOCK_K, (part + HELD) % PARTS // (PARTS // ROWS),
+                    N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+                ),
+            )  # fmt: skip
+    # Sums of all rows are added between threads at once.
+    gates, ups = (), ()
+    for nth in tl.static_range(ROWS):
+        gates = gates + (sums[2 * nth if GATED else nth],)
+        ups = ups + (sums[2 * nth + 1 if GATED else nth],)
+    if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+        row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
+    result = _total(gates, ROWS) * row_scale
+    if BIAS:
+        result += added_bias
+    if GATED:
+        up = _total(ups, ROWS) * up_scale
+        if BIAS:
+            up += up_bias
+        result = gated(result, up, ACTIVATION)
+    elif ACTIVATION is not None:
+        result = gated(result, 1.0, ACTIVATION)
+    if RESIDUAL:
+        result += rest
+    tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _total(parts, COUNT: tl.constexpr):
+    """Return the sums of COUNT tensors of one axis, a power of two, in their order."""
+    LEVELS: tl.constexpr = COUNT.bit_length() - 1
+    for level in tl.static_range(LEVELS):
+        pairs = ()
+        for nth in tl.static_range(COUNT >> (level + 1)):
+            pairs = pairs + (tl.join(parts[nth], parts[nth + (COUNT >> (level + 1))]),)
+        parts = pairs
+    found = tl.sum(parts[0], 0)
+    return tl.reshape(found, (COUNT,)) if COUNT > 1 else found + tl.zeros((1,), tl.float32)
+
+
+@triton.jit
+def _addresses(
+    weight,
+    scales,
+    zeros,
+    first,
+    BEGIN: tl.constexpr,
+    K: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """Return the addresses of the first block of row BEGIN + `first` of the weight: (words, scales, zero points, row).
+
+    Those of words are [4 * CHUNKS]. The others are pointers to the scales of the block of rows that the row is in.
+    """
+    row = first.to(tl.int64) + BEGIN
+    words = weight.to(tl.pointer_type(tl.int32)) + row * (K // PER_WORD) + tl.arange(0, 4 * CHUNKS)
+    place = row // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else 0
+    return words, scales + place, zeros + place if ELEMENTS.zeros else 0, row
+
+
+@triton.jit
+def _stored(
+    base,
+    first,
+    start,
+    NTH: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """Load a block of row number NTH after `base` (`_addresses`), from column `start` on: (words, scales, zero points).
+
+    Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each half of a chunk has its own, or 0.
+    Columns from K on are zeros. Rows past the last one repeat it. TOGETHER says that all rows of a program share
+    scales, if any do.
+    """
+    WORDS: tl.constexpr = K // PER_WORD
+    nth = NTH
+    if N % ROWS != 0:
+        nth = tl.minimum(first + NTH, N - 1) - first
+    begin = start // PER_WORD
+    inside = begin + tl.arange(0, 4 * CHUNKS) < WORDS
+    words = tl.load(base[0] + (begin + nth * WORDS), mask=inside, other=0, eviction_policy="evict_first")
+    if ELEMENTS.scale_columns == 0:
+        return words, 0, 0
+    else:
+        if ELEMENTS.scale_rows == 1:
+            place = nth * ELEMENTS.scale_stride
+        elif TOGETHER or ELEMENTS.scale_rows == 0:
+            place = 0
+        else:
+            row = base[3]
+            place = ((row + nth) // ELEMENTS.scale_rows - row // ELEMENTS.scale_rows) * ELEMENTS.scale_stride
+        HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, PER_WORD)
+        column = tl.minimum(start + tl.arange(0, CHUNKS * HALVES) * (4 * PER_WORD // HALVES), K - 1)
+        place += column // ELEMENTS.scale_columns
+        if ELEMENTS.zeros:
+            return words, tl.load(base[1] + place), tl.load(base[2] + place)
+        else:
+            return words, tl.load(base[1] + place), 0
+
+
+@triton.jit
+def _added(sums, stored, ready, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
+    """Return `sums` [CHUNKS] plus x times a row's chunks (`_stored`); x is `prepared`."""
+    HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, 8 if ELEMENTS.chunk > 0 else 4)
+    numbers, x_sums, factor = ready
+    even, odd = tl.split(tl.reshape(stored[0], (CHUNKS, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    words = (first, second, third, fourth)
+    if ELEMENTS.element == "f8e4m3":
+        part = tl.zeros((CHUNKS,), tl.float32)
+        for word in tl.static_range(4):
+            part = dot_f8e4m3(
+                words[word], numbers[4 * word], numbers[4 * word + 1], numbers[4 * word + 2], numbers[4 * word + 3],
+                part, ELEMENTS.assembly,
+            )  # fmt: skip
+    else:
+        CODES: tl.constexpr = ROUNDED.element == "i8"
+        if HALVES == 2:
+            scale, last_scale = tl.split(tl.reshape(scale_value(stored[1], ELEMENTS), (CHUNKS, 2)))
+            zero, last_zero = 0, 0
+            if ELEMENTS.zeros:
+                zero, last_zero = tl.split(tl.reshape(stored[2], (CHUNKS, 2)))
+            part = _integers(words, numbers, x_sums, zero, 0, 2, CHUNKS, ELEMENTS, CODES) * scale
+            part += _integers(words, numbers, x_sums, last_zero, 2, 2, CHUNKS, ELEMENTS, CODES) * last_scale
+        else:
+            part = _integers(words, numbers, x_sums, stored[2], 0, 4, CHUNKS, ELEMENTS, CODES)
+        part *= factor
+    if ELEMENTS.scale_columns > 0 and HALVES == 1:
+        part *= scale_value(stored[1], ELEMENTS)
+    return sums + part
+
+
+@triton.jit
+def _integers(
+    words,
+    numbers,
+    x_sums,
+    zero,
+    BEGIN: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Return the sums of integers times integers over COUNT words of each chunk, from word BEGIN on: f32 [CHUNKS].
+
+    See `_added`. `zero` are the zero points of these words.
+    """
+    LIMBS: tl.constexpr = 1 if CODES else 3
+    SIGNED: tl.constexpr = ELEMENTS.element == "i8"
+    found = ()
+    for limb in tl.static_range(LIMBS):
+        part = tl.zeros((CHUNKS,), tl.int32)
+        if ELEMENTS.zeros:
+            part -= zero.to(tl.int32) * x_sums[BEGIN // 2 * LIMBS + limb]
+        elif ELEMENTS.element == "f4e2m1":
+            part -= 12 * x_sums[BEGIN // 2 * LIMBS + limb]
+        elif ELEMENTS.offset > 0:
+            part -= ELEMENTS.offset * x_sums[BEGIN // 2 * LIMBS + limb]
+        for word in tl.static_range(BEGIN, BEGIN + COUNT):
+            if ELEMENTS.chunk > 0:
+                first, second = bytes_of_fours(words[word], ELEMENTS.element == "f4e2m1", ELEMENTS.assembly)
+                part = dot_bytes(first, numbers[2 * (word * LIMBS + limb)], part, SIGNED, ELEMENTS.assembly)
+                part = dot_bytes(second, numbers[2 * (word * LIMBS + limb) + 1], part, SIGNED, ELEMENTS.assembly)
+            else:
+                part = dot_bytes(words[word], numbers[word * LIMBS + limb], part, SIGNED, ELEMENTS.assembly)
+        found = found + (part,)
+    if LIMBS == 1:
+        return found[0].to(tl.float32)
+    else:
+        # The lower two limbs have sums of less than 2**27.
+        return found[2].to(tl.float32) * 65536.0 + (found[1] * 256 + found[0]).to(tl.float32)
+
+
+@triton.jit
+def _of_rows(scales, outer, bias, rows, BIAS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Return the scales that all columns of the rows `rows` of the weight share, and their bias or 0, as float32."""
+    scale = tl.full(rows.shape, 1.0, tl.float32)
+    if ELEMENTS.scale_columns == 0:
+        place = rows // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else rows * 0
+        scale *= scale_value(tl.load(scales + place), ELEMENTS)
+    if ELEMENTS.outer_rows >= 0:
+        scale *= outer_scales(outer, rows, ELEMENTS)
+    if BIAS:
+        return scale, tl.load(bias + rows).to(tl.float32)
+    else:
+        return scale, 0.0
+
+
+@triton.jit
+def _fetch(vector, SIZE: tl.constexpr):
+    """Prefetch a vector of SIZE elements into the L2 cache. It does not wait for the data."""
+    LINE: tl.constexpr = 1024 // vector.dtype.element_ty.primitive_bitwidth
+    element = tl.minimum(tl.arange(0, _lines(SIZE, LINE)) * LINE, SIZE - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0",
+        "=r,l",
+        [(vector + element).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def _lines(size, line):
+    """Return the lines of `line` elements that hold `size` elements, rounded up to a power of two."""
+    return 1 << (-(-size // line) - 1).bit_length()

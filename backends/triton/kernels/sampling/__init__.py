@@ -1,0 +1,1 @@
+"""Kernels from logits to tokens."""

@@ -1,0 +1,1 @@
+"""Lowerings of attention, and its tile sizes."""

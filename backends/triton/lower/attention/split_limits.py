@@ -1,0 +1,63 @@
+"""Choose into how many splits decode attention may divide a context (split-K)."""
+
+from dataclasses import dataclass
+
+from ingot.backends.triton.lower.attention.problem import MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention.tiles import DecodeTiles
+from ingot.backends.triton.lower.sizes import power_of_two, tile_width
+
+# The most splits of one context, and of all tokens of a step together. Each split needs a result row of scratch memory.
+_MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
+# A long context may have this many splits with any number of tokens. Otherwise a context of 32k among hundreds of short
+# ones would keep its multiprocessor busy for longer than all others take.
+_LEAST_SPLITS = 8
+# Elements of partial results merged at once: 128 per thread of 4 warps for steps of one token, else 64, since more
+# programs run.
+_COMBINED = {True: 16384, False: 8192}
+# Most q heads merged per iteration. For all 71 of Falcon 7B at once, LLVM takes half a minute.
+_COMBINED_HEADS = 32
+# Most iterations of the merge for caches of unequal widths. The merge is unrolled, so each adds compile time.
+_ROUNDS = 16
+# In steps of up to this many tokens, a context has at least two splits.
+_HALVED = 16
+
+
+@dataclass(frozen=True)
+class SplitLimits:
+    """The limits of split-K in decode attention: how many programs (splits) may share one context.
+
+    Each (token, k/v head) has at least `base` and at most `most` splits. The kernel divides the positions that all
+    tokens read into `shares` parts. A context longer than a part gets more splits. If `shares` is 0, all contexts have
+    `base` splits.
+    """
+
+    base: int
+    most: int
+    shares: int
+
+
+def heads_at_once(problem: DecodeProblem) -> int:
+    """Return for how many q heads the decode kernel merges splits in one iteration of its loop."""
+    return min(power_of_two(problem.group), _COMBINED_HEADS)
+
+
+def splits_at_once(problem: DecodeProblem) -> int:
+    """Return how many splits (parts of a context) the decode kernel merges in one iteration of its loop."""
+    result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
+    return max(1, _COMBINED[problem.tokens == 1] // result)
+
+
+def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
+    """Return the limits of split-K for a decode attention, on a GPU of `cores` multiprocessors.
+
+    In steps of one token, all contexts have equally many splits. In other steps, long contexts get more splits.
+    """
+    most_splits = _MAX_SPLITS
+    if not problem.cache_form.equal:
+        most_splits = min(most_splits, _ROUNDS * splits_at_once(problem))
+    shares = max(1, tiles.programs * cores // problem.kv_heads)
+    if problem.tokens == 1:
+        base = min(most_splits, 1 << (shares.bit_length() - 1))
+        return SplitLimits(base, base, 0)
+    most = min(most_splits, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
+    return SplitLimits(2 if problem.tokens <= _HALVED else 1, most, shares)

@@ -1,0 +1,1 @@
+"""Lowerings of mixtures of experts, and their tile sizes."""

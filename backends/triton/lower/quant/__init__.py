@@ -1,0 +1,1 @@
+"""Lowerings of matmuls with quantized weights, and their tile sizes."""

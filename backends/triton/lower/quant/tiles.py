@@ -1,0 +1,102 @@
+"""Tile sizes of matmuls with quantized weights. They are estimates, except where a comment says what was measured."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.backends.triton.lower.linear.tiles import Product, Tiles
+from ingot.backends.triton.lower.quant.form import StoredForm
+from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.sizes import power_of_two
+
+# Rows of a tile: those of one tensor-core instruction of Hopper. float32 uses no tensor cores, and more registers.
+_ROWS = 64
+_ROWS_F32 = 32
+# Programs per multiprocessor that run at once. Each has its part of the shared memory.
+_PROGRAMS = 2
+# The same for four-bit elements: on an H200, the best of a search with int4_g128, the matmuls of an 8B model, and 1, 16
+# and 32 tokens had 2 to 7, mostly 3. The kernel has changed since (it multiplied each quarter of a chunk alone).
+_PROGRAMS_FOUR_BITS = 3
+_MOST_SPLITS = 8
+# The least columns of a block, where rows have as many.
+_COLUMNS = 128
+_MOST_STAGES = 8
+_MANY_STAGES = 4
+# Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
+_LINES = 4
+
+# The kernel for one token in the tuning log.
+QUANT_MATVEC = "quant_matvec"
+# The kernel for one token: warps, rows of a block in registers before they are needed, and the fewest and most rows of
+# the weight that a program multiplies, each with a sum in a register.
+_MATVEC_WARPS = 4
+_MATVEC_HELD = 8
+_MATVEC_LEAST = 4
+_MATVEC_PROGRAMS = 1.8
+_MATVEC_MOST = 32
+
+
+@dataclass(frozen=True)
+class QuantMatvecTiles:
+    """The tile sizes and launch parameters of the matmul kernel for one token and a quantized weight (`quant_matvec`).
+
+    A program computes `rows` results, from blocks of `block_k` columns of the weight. Of `held` rows, a block is in
+    registers before it is needed.
+    """
+
+    rows: int
+    block_k: int
+    warps: int
+    held: int
+
+
+def matvec_tiles(product: Product, chunk: int, cores: int) -> QuantMatvecTiles:
+    """Return the tile sizes of a matmul with one row of x, on a device with `cores` multiprocessors.
+
+    `chunk` is the number of columns that a thread multiplies at once. Each program prepares x for itself, so it has as
+    many rows of the weight as leave almost two programs for each multiprocessor.
+    """
+    block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
+    most = _MATVEC_MOST // (2 if product.gated else 1)
+    rows = _MATVEC_LEAST
+    while rows < most and product.columns >= 2 * rows * _MATVEC_PROGRAMS * cores:
+        rows *= 2
+    return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows))
+
+
+def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm: int) -> Tiles:
+    """Return the tile sizes of a matmul for a kernel of `tokens` rows of x on a device with `cores` multiprocessors.
+
+    There are about as many programs as run at once, and each has as many blocks in flight as fit.
+    """
+    rows = _rows(form, _ROWS)
+    blocks = -(-product.columns // rows)
+    # Small groups are parts of a block, so that a block is not smaller than elsewhere.
+    block_k = form.block_k * max(1, min(_COLUMNS, product.depth) // form.block_k)
+    most = max(1, product.depth // (2 * block_k))
+    programs = _PROGRAMS_FOUR_BITS if form.elements.chunk else _PROGRAMS
+    splits = max(1, min(round(programs * cores / blocks), _MOST_SPLITS, most))
+    stages = min(_MOST_STAGES, shared_memory(sm) // programs // _stage(form, rows, block_k, product.gated, tokens) - 1)
+    return Tiles(rows, block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
+
+
+def many_tiles(form: StoredForm, gated: bool, sm: int, splits: int = 1) -> tuple[int, Tiles]:
+    """Return the rows of x per program and the tile sizes of a matmul for many rows of x.
+
+    The sums of a tile are in registers, twice if the weight has scales of columns, again if a program adds several
+    splits, and all of it twice if there is a gate.
+    """
+    most = (64 if gated else 128) // (2 if splits > 1 else 1)
+    tokens, rows = _rows(form, most), _rows(form, 128)
+    stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, form.block_k, gated, tokens) - 1)
+    return tokens, Tiles(rows, form.block_k, splits, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
+
+
+def _rows(form: StoredForm, rows: int) -> int:
+    return _ROWS_F32 if form.codes is torch.float32 else rows
+
+
+def _stage(form: StoredForm, rows: int, block_k: int, gated: bool, tokens: int) -> int:
+    """Return the bytes of a block of the weight and of x in shared memory."""
+    weights = block_k // 2 if form.elements.chunk else block_k
+    return rows * (2 if gated else 1) * weights + tokens * block_k * form.codes.itemsize

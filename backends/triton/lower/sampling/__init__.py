@@ -1,0 +1,1 @@
+"""Lowerings of ops from logits to tokens."""

@@ -1,0 +1,1 @@
+"""The engines: requests in, outputs out."""

@@ -1,0 +1,1 @@
+"""Opening and loading of an artifact: checks, executables, weights, states and memory."""

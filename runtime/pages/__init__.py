@@ -1,0 +1,1 @@
+"""Pages and slots of caches: which sequences hold them, and which prefixes share them."""

@@ -1,0 +1,1 @@
+"""Checked parameters of requests."""

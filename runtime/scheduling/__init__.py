@@ -1,0 +1,1 @@
+"""The scheduler: which tokens each step computes."""

@@ -1,0 +1,63 @@
+"""Receives and sends the values that pipeline stages share in a step."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ingot.ir.errors import InternalError
+from ingot.ir.machine.load_context import Communicator, LoadContext
+from ingot.ir.mesh import STAGES
+from ingot.ir.parse import parse_type
+from ingot.runtime.steps.bucket import Bucket
+
+
+class StageLine:
+    """Moves values between this rank and the same rank of other stages.
+
+    ranks    connects them, in the order of stages
+    device   the device of the values
+    """
+
+    def __init__(self, ranks: Communicator, device: torch.device) -> None:
+        self._ranks, self._device = ranks, device
+
+    @staticmethod
+    def of(context: LoadContext) -> "StageLine | None":
+        """Return the line of a loaded rank; None on a mesh without stages."""
+        found = context.communicators.get(STAGES)
+        return None if found is None else StageLine(found, context.device)
+
+    @property
+    def most_begun(self) -> int:
+        """How many steps may have begun here whose ending has not run. The last stage runs an ending at once; on each
+        other stage, it waits for the tokens of the last one."""
+        return 1 if self._ranks.place == self._ranks.size - 1 else self._ranks.size
+
+    def receive(self, bucket: Bucket, sizes: Mapping[str, int], *, late: bool) -> None:
+        """Receive the values of earlier stages before the model, or with `late` those of later ones before the ending.
+
+        `sizes` has the size of every symbolic dim, by name.
+        """
+        for one in bucket.plan.transfers.received if bucket.plan.transfers is not None else ():
+            if (one.stage > self._ranks.place) is late:
+                value_type = parse_type(bucket.plan.values[one.name].type)
+                shape = value_type.bind(sizes)
+                value = torch.empty(shape, dtype=value_type.dtype, device=self._device)
+                self._ranks.receive(value, one.stage)
+                if value_type.strides is not None:  # a view of something larger, on the stage that sent it
+                    laid_out = torch.empty_strided(shape, value_type.strides, dtype=value.dtype, device=self._device)
+                    value = laid_out.copy_(value)
+                bucket.set_value(one.name, value)
+
+    def send(self, bucket: Bucket, *, late: bool) -> None:
+        """Send the values that later stages need after the model, or with `late` those of earlier ones after the
+        ending."""
+        for one in bucket.plan.transfers.sent if bucket.plan.transfers is not None else ():
+            if (one.stage < self._ranks.place) is late:
+                self._ranks.send(bucket.value(one.name), one.stage)
+
+
+def check_line(line: StageLine | None, staged: bool) -> None:
+    """Raise InternalError if the plan of a pipeline stage is run without the other stages."""
+    if staged and line is None:
+        raise InternalError("the plan of a pipeline stage runs alone", expected="the ranks of all stages, connected")
