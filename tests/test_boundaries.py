@@ -52,6 +52,7 @@ def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
     modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
     modules += ["ingot.backends.table", "ingot.runtime.engines.engine", "ingot.runtime.loading.loader"]
+    modules += [f"ingot.runtime.{folder}.__init__" for folder in ("engines", "loading")]
     modules += [f"ingot.serve.{name}" for name in ("async_llm", "llm", "set_up")]
     modules += [f"ingot.serve.engine.{name}" for name in ("__init__", "client", "process")]
     modules += [f"ingot.serve.{folder}.{name}" for folder in ("http", "parsers") for name in ("__init__", "part")]

@@ -158,8 +158,8 @@ class LLM:
         "import" is the time from the start of the process to the start of the constructor. "ready" is the time from the
         start of the process to the end of the constructor. The other phases are parts of the time between, and some
         overlap. "engine" imports torch and the engine. "context" creates the GPU context, and "cublas" the first cuBLAS
-        handle, both in parallel with "engine". `ingot.runtime.loading.loader.Loaded` describes the remaining phases, which load
-        the artifact.
+        handle, both in parallel with "engine". `ingot.runtime.loading.loader.Loaded` describes the remaining phases,
+        which load the artifact.
 
         Each CUDA graph captured so far also has an entry. "graph 8" is for decode steps of 8 sequences. "graph 8
         shared" is for such steps with cascade attention. "graph 512/64" is for prompt steps of 512 tokens and 64

@@ -1,7 +1,7 @@
 """The artifact's schema: the contents of `manifest.json`, and the rules for the names of the other files.
 
-The compiler (`ingot.compile.publish`) writes this schema, and the loader (`ingot.runtime.loading.artifact`) rejects any other.
-An artifact is a folder:
+The compiler (`ingot.compile.publish`) writes this schema, and the loader (`ingot.runtime.loading.artifact`) rejects any
+other. An artifact is a folder:
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`

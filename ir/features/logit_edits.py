@@ -12,9 +12,10 @@ def _edit_row(sequence: RequestView) -> int | None:
     return sequence.row if sequence.params.edits_logits else None
 
 
-# The host writes a row of `edits` before the first step that samples for the sequence (`ingot.runtime.params.logit_edits`),
-# and not step by step: most requests have no edits, and a row has thousands of words. Only for sequences with a grammar
-# does it write the allowed tokens before each ending (`ingot.runtime.grammar.masks`).
+# The host writes a row of `edits` before the first step that samples for the sequence
+# (`ingot.runtime.params.logit_edits`), and not step by step: most requests have no edits, and a row has thousands of
+# words. Only for sequences with a grammar does it write the allowed tokens before each ending
+# (`ingot.runtime.grammar.masks`).
 EDITS = Feature(
     "edits",
     inputs=(

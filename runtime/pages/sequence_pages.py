@@ -2,8 +2,8 @@
 
 A group that keeps every token allocates the pages of the whole prompt at admission, so an admitted prompt can be
 computed. A group with a window allocates pages for each chunk of the prompt, and frees pages that no later token reads.
-Page 0 then replaces them. Per-sequence states have slots (`ingot.runtime.pages.state_slots`), allocated and freed with the
-pages.
+Page 0 then replaces them. Per-sequence states have slots (`ingot.runtime.pages.state_slots`), allocated and freed with
+the pages.
 
 Most pages of a long chunk are read only by the chunk's own step. If the pool is short, these are scratch pages
 (`ingot.ir.cache.scratch_pages`): they are in the page table of that step, and the sequence never holds them.

@@ -44,7 +44,8 @@ def drafted_tokens(
 
 def forced_tokens(following: StepBatch) -> Iterator[tuple[Request, int]]:
     """Yield the forced tokens of sequences whose first forced token was just accepted, until each sequence ends
-    (`ingot.runtime.scheduling.forced`). The caller appends each to the outputs before it takes the next. Corrects `in_flight`.
+    (`ingot.runtime.scheduling.forced`). The caller appends each to the outputs before it takes the next. Corrects
+    `in_flight`.
 
     `following` is the step in flight, which feeds these tokens. Raises InternalError if the token of a sequence is not
     its first forced one.

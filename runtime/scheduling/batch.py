@@ -32,8 +32,8 @@ class Chunk(NamedTuple):
                 `start`
     block       block diffusion: the number of positions in the block; 0 for other models. Positions without a known
                 token are masked. With `on_device`, the device row holds the block's tokens
-    forced      the tokens of the chunk, if a grammar forces them (`ingot.runtime.scheduling.forced`). The step in flight samples
-                the first of them, so the host does not have them yet
+    forced      the tokens of the chunk, if a grammar forces them (`ingot.runtime.scheduling.forced`). The step in
+                flight samples the first of them, so the host does not have them yet
     """
 
     request: Request

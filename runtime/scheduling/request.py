@@ -116,7 +116,8 @@ class Request:
     miscounted      the token counts in its device row, which penalties use, lack the tokens computed so far
     denoises        block diffusion: its device row holds the block that is being generated
     preemptions     how often it was preempted
-    decodes_until   the scheduler does not check it while `num_computed` is below this (`ingot.runtime.scheduling.steady_decode`)
+    decodes_until   the scheduler does not check it while `num_computed` is below this
+                    (`ingot.runtime.scheduling.steady_decode`)
     looks_at        the scheduler checks each new token once it has this many outputs, because a block of tokens may be
                     full or the sequence may end
     ends            the tokens that end it, including INVALID_TOKEN; set when the sequence is queued

@@ -11,11 +11,11 @@ request starves.
 
 Steps overlap: the scheduler builds step n+1 while step n runs, before the tokens of step n are known. Their number is
 known ahead, so a length limit costs no surplus step. A stop costs one surplus token, which is dropped. With drafts or
-denoised blocks (`ingot.runtime.scheduling.blocks`), only the largest possible number of tokens is known ahead. Tokens that a
-grammar forces are known ahead, so a step may feed several of a sequence (`ingot.runtime.scheduling.forced`).
+denoised blocks (`ingot.runtime.scheduling.blocks`), only the largest possible number of tokens is known ahead. Tokens
+that a grammar forces are known ahead, so a step may feed several of a sequence (`ingot.runtime.scheduling.forced`).
 
-Pipeline stages compute steps of different sequences at the same time (`ingot.runtime.scheduling.stage_groups`). A sequence with a
-token in flight then waits for it, so the host knows all tokens that a step feeds.
+Pipeline stages compute steps of different sequences at the same time (`ingot.runtime.scheduling.stage_groups`). A
+sequence with a token in flight then waits for it, so the host knows all tokens that a step feeds.
 """
 
 from bisect import bisect_left, insort

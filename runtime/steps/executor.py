@@ -1,7 +1,7 @@
 """The protocols of executors, which run plans, and of the steps that they launch.
 
-Each device has an executor, a subclass that only `ingot.runtime.loading.loader` names. All other code uses these protocols: an
-engine uses `StepLauncher`, all others use `Executor`.
+Each device has an executor, a subclass that only `ingot.runtime.loading.loader` names. All other code uses these
+protocols: an engine uses `StepLauncher`, all others use `Executor`.
 """
 
 import math

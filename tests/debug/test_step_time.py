@@ -113,7 +113,7 @@ def test_a_call_takes_its_launches_and_what_they_carry(one: Work, microseconds: 
 
 def test_every_kernel_of_the_triton_backend_has_constants() -> None:
     launched = set()
-    for path in Path(ingot.backends.triton.lower.__path__[0]).glob("*.py"):
+    for path in Path(ingot.backends.triton.lower.__path__[0]).rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         imported = {name.asname: name.name for one in nodes if isinstance(one, ast.ImportFrom) for name in one.names}
         for node in nodes:

@@ -36,7 +36,8 @@ def test_the_server_process_imports_no_torch() -> None:
 import sys
 from ingot import AsyncLLM
 from ingot.serve.http.server import serve
-print(*sorted({"torch", "numpy", "transformers", "ingot.runtime.engines.engine", "ingot.runtime.loading.loader"} & sys.modules.keys()))
+engine = {"torch", "numpy", "transformers", "ingot.runtime.engines.engine", "ingot.runtime.loading.loader"}
+print(*sorted(engine & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
