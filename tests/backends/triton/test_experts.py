@@ -52,8 +52,6 @@ def call(
 
 
 def check(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: tuple[int, int]) -> None:
-    if "gate_up_format" in kwargs:
-        return
     check_lowering(OP, LOWERING, args, kwargs, tokens=tokens, dims={"T": args[0].shape[0]})
 
 

@@ -59,3 +59,15 @@ class Rounded:
     high: float = 0.0
     bound: float = 0.0
     exponent: int = -1
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """How many stored elements one expert has of the tensors that store the weights of all experts.
+
+    `weight` counts elements of storage, bytes for elements of four bits. Zero points are as many as `scales`.
+    """
+
+    weight: int
+    scales: int
+    outer: int

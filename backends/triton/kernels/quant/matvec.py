@@ -65,12 +65,12 @@ def quant_matvec(
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0 and FIRST % ROWS == 0 and UP % ROWS == 0
     first = tl.program_id(0) * ROWS
-    base = _addresses(weight, scales, zeros, first, FIRST, K, CHUNKS, PER_WORD, ELEMENTS)
-    up_base = _addresses(weight, scales, zeros, first, UP, K, CHUNKS, PER_WORD, ELEMENTS) if GATED else base
+    base = row_addresses(weight, scales, zeros, first, FIRST, K, CHUNKS, PER_WORD, ELEMENTS)
+    up_base = row_addresses(weight, scales, zeros, first, UP, K, CHUNKS, PER_WORD, ELEMENTS) if GATED else base
     held = ()
     for nth in tl.static_range(HELD):
         held = held + (
-            _stored(
+            stored_block(
                 up_base if GATED and nth % 2 == 1 else base, first, nth // PARTS * BLOCK_K,
                 nth % PARTS // (PARTS // ROWS), N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
             ),
@@ -78,10 +78,10 @@ def quant_matvec(
     n = first + tl.arange(0, ROWS)
     inside = n < N
     # The operands of the end are loaded here, so that nothing waits for memory there.
-    row_scale, added_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
+    row_scale, added_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
     up_scale, up_bias = row_scale, added_bias
     if GATED:
-        up_scale, up_bias = _of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
+        up_scale, up_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
     if DEPENDENT:
         if NORM:
             _fetch(gain, K)
@@ -99,10 +99,10 @@ def quant_matvec(
             source, gain, order, inverse, x_scale, start, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
         )  # fmt: skip
         for part in tl.static_range(PARTS):
-            added = _added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            added = block_added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
             sums = sums[:part] + (added,) + sums[part + 1 :]
             held = held[1:] + (
-                _stored(
+                stored_block(
                     up_base if GATED and (part + HELD) % 2 == 1 else base, first,
                     start + (part + HELD) // PARTS * BLOCK_K, (part + HELD) % PARTS // (PARTS // ROWS),
                     N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
@@ -115,11 +115,11 @@ def quant_matvec(
         ups = ups + (sums[2 * nth + 1 if GATED else nth],)
     if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
         row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
-    result = _total(gates, ROWS) * row_scale
+    result = totals(gates, ROWS) * row_scale
     if BIAS:
         result += added_bias
     if GATED:
-        up = _total(ups, ROWS) * up_scale
+        up = totals(ups, ROWS) * up_scale
         if BIAS:
             up += up_bias
         result = gated(result, up, ACTIVATION)
@@ -131,7 +131,7 @@ def quant_matvec(
 
 
 @triton.jit
-def _total(parts, COUNT: tl.constexpr):
+def totals(parts, COUNT: tl.constexpr):
     """Return the sums of COUNT tensors of one axis, a power of two, in their order."""
     LEVELS: tl.constexpr = COUNT.bit_length() - 1
     for level in tl.static_range(LEVELS):
@@ -144,7 +144,7 @@ def _total(parts, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _addresses(
+def row_addresses(
     weight,
     scales,
     zeros,
@@ -166,7 +166,7 @@ def _addresses(
 
 
 @triton.jit
-def _stored(
+def stored_block(
     base,
     first,
     start,
@@ -179,11 +179,11 @@ def _stored(
     PER_WORD: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Load a block of row number NTH after `base` (`_addresses`), from column `start` on: (words, scales, zero points).
+    """Load a block of row number NTH after `base` (`row_addresses`), from column `start` on.
 
-    Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each half of a chunk has its own, or 0.
-    Columns from K on are zeros. Rows past the last one repeat it. TOGETHER says that all rows of a program share
-    scales, if any do.
+    Return (words, scales, zero points). Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each
+    half of a chunk has its own, or 0. Columns from K on are zeros. Rows past the last one repeat it. TOGETHER says that
+    all rows of a program share scales, if any do.
     """
     WORDS: tl.constexpr = K // PER_WORD
     nth = NTH
@@ -212,8 +212,8 @@ def _stored(
 
 
 @triton.jit
-def _added(sums, stored, ready, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
-    """Return `sums` [CHUNKS] plus x times a row's chunks (`_stored`); x is `prepared`."""
+def block_added(sums, stored, ready, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
+    """Return `sums` [CHUNKS] plus x times a row's chunks (`stored_block`); x is `prepared`."""
     HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, 8 if ELEMENTS.chunk > 0 else 4)
     numbers, x_sums, factor = ready
     even, odd = tl.split(tl.reshape(stored[0], (CHUNKS, 2, 2)))
@@ -258,7 +258,7 @@ def _integers(
 ):
     """Return the sums of integers times integers over COUNT words of each chunk, from word BEGIN on: f32 [CHUNKS].
 
-    See `_added`. `zero` are the zero points of these words.
+    See `block_added`. `zero` are the zero points of these words.
     """
     LIMBS: tl.constexpr = 1 if CODES else 3
     SIGNED: tl.constexpr = ELEMENTS.element == "i8"
@@ -287,7 +287,7 @@ def _integers(
 
 
 @triton.jit
-def _of_rows(scales, outer, bias, rows, BIAS: tl.constexpr, ELEMENTS: tl.constexpr):
+def scales_of_rows(scales, outer, bias, rows, BIAS: tl.constexpr, ELEMENTS: tl.constexpr):
     """Return the scales that all columns of the rows `rows` of the weight share, and their bias or 0, as float32."""
     scale = tl.full(rows.shape, 1.0, tl.float32)
     if ELEMENTS.scale_columns == 0:

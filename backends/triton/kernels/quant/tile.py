@@ -97,20 +97,20 @@ def quant_tile(
     if MANY and SPLITS > 1:
         # As programs of other step sizes share the splits, and the last one adds them in this order.
         for nth in range(SPLITS):
-            part, up_part = _of_split(
+            part, up_part = of_split(
                 x, of_tokens, of_groups, scales, zeros, gate_rows, up_rows, token, row, local, nth * SHARE,
                 K, X_STRIDE, FIRST, UP, GATED, TOKENS, BLOCK_N, BLOCK_K, SPLITS, SHARE, COLUMNS, ELEMENTS, DTYPE,
             )  # fmt: skip
             result += part
             up += up_part
     else:
-        result, up = _of_split(
+        result, up = of_split(
             x, of_tokens, of_groups, scales, zeros, gate_rows, up_rows, token, row, local, begin,
             K, X_STRIDE, FIRST, UP, GATED, TOKENS, BLOCK_N, BLOCK_K, SPLITS, SHARE, COLUMNS, ELEMENTS, DTYPE,
         )  # fmt: skip
     if MANY or SPLITS == 1:
         _finish(
-            result, up, x_scales, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
+            result, up, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
             N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL, ELEMENTS,
         )  # fmt: skip
     else:
@@ -133,14 +133,14 @@ def quant_tile(
                 if GATED:
                     up += tl.load(own + other * step_size + SUMS, mask=held, other=0.0, cache_modifier=".cg")
             _finish(
-                result, up, x_scales, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
+                result, up, of_tokens, scales, outer, y, bias, residual, row, n, t, rows,
                 N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL, ELEMENTS,
             )  # fmt: skip
             tl.store(arrivals + tile, 0)
 
 
 @triton.jit
-def _of_split(
+def of_split(
     x,
     of_tokens,
     of_groups,
@@ -205,7 +205,6 @@ def _of_split(
 def _finish(
     result,
     up,
-    x_scales,
     of_tokens,
     scales,
     outer,
@@ -227,24 +226,30 @@ def _finish(
     ELEMENTS: tl.constexpr,
 ):
     """Multiply sums of all columns by the scales that these share, and finish the tile (`finish`)."""
-    if ELEMENTS.scale_columns == 0:
-        result *= _scales(scales, row + FIRST, 0, ELEMENTS)[:, None]
-        if GATED:
-            up *= _scales(scales, row + UP, 0, ELEMENTS)[:, None]
-    if ELEMENTS.outer_rows >= 0:
-        result *= outer_scales(outer, row + FIRST, ELEMENTS)[:, None]
-        if GATED:
-            up *= outer_scales(outer, row + UP, ELEMENTS)[:, None]
-    if ELEMENTS.x_scales == "tensor":
-        result *= tl.load(x_scales)
-        up *= tl.load(x_scales)
-    elif ELEMENTS.x_scales == "token" and ELEMENTS.x_columns == 0:
-        result *= tl.load(of_tokens)[None, :]
-        up *= tl.load(of_tokens)[None, :]
+    result = scaled_sums(result, of_tokens, scales, outer, row + FIRST, ELEMENTS)
+    if GATED:
+        up = scaled_sums(up, of_tokens, scales, outer, row + UP, ELEMENTS)
     finish(
         result, up, y, bias, residual, n, t, rows,
         N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
     )  # fmt: skip
+
+
+@triton.jit
+def scaled_sums(sums, of_tokens, scales, outer, row, ELEMENTS: tl.constexpr):
+    """Return `sums` [BLOCK_N, TOKENS] of all columns, multiplied by the scales that these share.
+
+    `row` [BLOCK_N] are the rows of the weight. `of_tokens` is the address of the scales of x.
+    """
+    if ELEMENTS.scale_columns == 0:
+        sums *= _scales(scales, row, 0, ELEMENTS)[:, None]
+    if ELEMENTS.outer_rows >= 0:
+        sums *= outer_scales(outer, row, ELEMENTS)[:, None]
+    if ELEMENTS.x_scales == "tensor":
+        sums *= tl.load(of_tokens)
+    elif ELEMENTS.x_scales == "token" and ELEMENTS.x_columns == 0:
+        sums *= tl.load(of_tokens)[None, :]
+    return sums
 
 
 @triton.jit

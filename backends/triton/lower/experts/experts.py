@@ -6,7 +6,6 @@ own. Those for other ranges have empty grids, which are not launched.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -17,8 +16,9 @@ from ingot.backends.triton.kernels.experts.tile import experts_down_tile, expert
 from ingot.backends.triton.launches import Expr, cdiv, greatest, least, minus, plus, times
 from ingot.backends.triton.lower.attention.heads import static
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts.tiles import (
+from ingot.backends.triton.lower.experts_call import Experts, read_experts
+from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts_tiles import (
     GroupTiles,
     Range,
     RowTiles,
@@ -28,64 +28,18 @@ from ingot.backends.triton.lower.experts.tiles import (
     ranges_of,
     row_tiles,
 )
-from ingot.backends.triton.lower.linear.weight import plain_weight
+from ingot.backends.triton.lower.quant_experts import Blocks, down_alone, down_blocks, prepared_x, up_alone, up_blocks
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.rows import FLOATS, block_of
+from ingot.backends.triton.lower.rows import block_of
 from ingot.backends.triton.lower.sizes import power_of_two
-from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
-from ingot.ir.types import DTYPE_NAMES, TensorType
 
 # Choices that a program of `group_choices` looks at together in steps of few tokens, and in others, where it goes
 # through tens of thousands: 4 and 16 for each thread.
 _LOOKED_AT_FEW, _LOOKED_AT = 512, 8192
-_MOST_EXPERTS = 1024  # a thread of a block reads eight of the counts
 
 ChosenTiles = TypeVar("ChosenTiles", RowTiles, GroupTiles)
-
-
-@dataclass(frozen=True)
-class _Experts:
-    """A call of `experts`: its tensors, its sizes, and the constants that kernels take."""
-
-    call: Call
-    x: Value
-    rows: Expr
-    hidden: int
-    ffn: int
-    experts: int
-    top_k: int
-    weigh_input: bool
-
-    @property
-    def choices(self) -> Expr:
-        return times(self.rows, self.top_k)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.x.type.dtype
-
-    def problem(self, gated: bool, block: int) -> ExpertsProblem:
-        columns, depth = (self.ffn, self.hidden) if gated else (self.hidden, self.ffn)
-        name = DTYPE_NAMES[self.dtype]
-        return ExpertsProblem(self.experts, self.top_k, columns, depth, gated, block, name)
-
-    def weight(self, name: str) -> tuple[Value | tuple[Value, ...], dict[str, Any]]:
-        """Return a weight of all experts [E, rows, depth] as the kernels' argument, and the constants of its loader.
-
-        To the loader it is one matrix: the rows of expert e follow those of expert e - 1. A weight that is stored in
-        another form needs a loader of its packing, and a change here alone.
-        """
-        value = self.call.value(name)
-        experts, rows, depth = value.type.shape
-        assert isinstance(experts, int) and isinstance(rows, int) and isinstance(depth, int)
-        self.call.want(value.strides == (rows * depth, depth, 1), f"{name} is not contiguous: {value.type}")
-        matrix = plain_weight(Value(TensorType(value.type.dtype, (experts * rows, depth)), value.input, value.buffer))
-        loader = loader_of(matrix)
-        stored = loader.stored(matrix, self.dtype)
-        constants = {"BEGIN": loader.begin, "WITHIN": loader.within, "LOAD": loader.load, "STORED": stored}
-        return matrix.argument, constants
 
 
 def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> tuple[Value, ...]:
@@ -94,7 +48,7 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
     `block` is the number of choices in a block, or 1 for choices one by one. If it is None, it depends on the number of
     rows and the bucket class. Raises Refused if no kernel supports the call.
     """
-    one = _checked(call)
+    one = read_experts(call, schedule.sm)
     low, high = _rows_in(one.rows, schedule)
     result = schedule.output(call.results[0])
     hidden = schedule.scratch(one.dtype, (one.choices, one.ffn))
@@ -102,9 +56,10 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
         # Steps of all sizes run the same machine code, so the bits of a row are the same in all of them.
         ranges = [Range(low, high, invariant_block(one.dtype.itemsize))]
     elif block is not None:
+        call.want(block > 1 or one.alone, "no kernel for choices one by one in a format of the weights")
         ranges = [Range(low, high, block)]
     else:
-        ranges = ranges_of(low, high, one.experts, one.top_k, one.dtype is torch.float32)
+        ranges = ranges_of(low, high, one.experts, one.top_k, one.dtype is torch.float32, alone=one.alone)
     for part in ranges:
         if part.block == 1:
             _alone(one, schedule, _share(one.rows, part, low, high), hidden, result)
@@ -113,42 +68,12 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
         all_grouped = _share(one.rows, Range(grouped[0].least, grouped[-1].most, 0), low, high)
         order, counts = _group(one, schedule, all_grouped, high)
         made = schedule.scratch(one.dtype, (one.choices, one.hidden))
+        x = prepared_x(one, schedule, all_grouped)
         for part in grouped:
-            _blocks(one, schedule, part.block, _share(one.rows, part, low, high), order, counts, hidden, made)
+            here = _share(one.rows, part, low, high)
+            _in_blocks(one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, hidden, made)
         _add(one, schedule, all_grouped, made, result)
     return (result,)
-
-
-def _checked(call: Call) -> _Experts:
-    """Return the call's tensors and sizes. Raises Refused if the kernels do not support its dtypes or strides."""
-    x, weights, chosen = (call.value(name) for name in ("x", "weights", "chosen"))
-    dtype = x.type.dtype
-    call.want(dtype in FLOATS, f"kernels compute on f32, bf16 and f16: {x.type}")
-    call.want(len(x.type.shape) == 2, f"x is {x.type}, not [T, D]")
-    call.want_dense_rows("x")
-    call.want(weights.type.dtype is torch.float32, f"the weights of choices are not f32: {weights.type}")
-    top_k = static(chosen, 1)
-    for name in ("weights", "chosen"):
-        call.want(call.value(name).strides == (top_k, 1), f"{name} is not contiguous: {call.value(name).type}")
-    for name in ("gate_up_bias", "down_bias"):
-        bias = call.optional(name)
-        call.want(bias is None or bias.strides == (static(bias, 1), 1), f"{name} is not contiguous")
-    for name in ("gate_up", "down"):
-        format = call.attributes[f"{name}_format"]
-        call.want(format == "plain", f"format {format}: no kernel for experts in it")
-    gate_up, down = call.value("gate_up"), call.value("down")
-    experts = static(gate_up, 0)
-    call.want(experts <= _MOST_EXPERTS, f"{experts} experts, more than {_MOST_EXPERTS}")
-    return _Experts(
-        call,
-        x,
-        rows=x.type.shape[0],
-        hidden=static(x, 1),
-        ffn=static(down, 2),
-        experts=experts,
-        top_k=top_k,
-        weigh_input=call.attributes["weigh_input"],
-    )
 
 
 def _rows_in(rows: Expr, schedule: Schedule) -> tuple[int, int]:
@@ -174,23 +99,21 @@ def _share(rows: Expr, part: Range, low: int, high: int) -> Expr:
     return inside
 
 
-def _activation(one: _Experts) -> dict[str, Any]:
-    """Return the constants of the function that joins gate and up."""
-    asked = one.call.attributes
-    return {
-        "ACTIVATION": asked["activation"],
-        "LIMIT": float(asked["limit"]),
-        "ALPHA": float(asked["alpha"]),
-        "WEIGH": one.weigh_input,
-        "X_STRIDE": one.x.strides[0],
-    }
-
-
-def _alone(one: _Experts, schedule: Schedule, here: Expr, hidden: Value, result: Value) -> None:
+def _alone(one: Experts, schedule: Schedule, here: Expr, hidden: Value, result: Value) -> None:
     """Add the two launches that take each choice alone. `here` is 1 for the steps that they are for, else 0."""
-    call, itemsize = one.call, one.dtype.itemsize
-    up = _chosen(one.problem(True, 1), row_tiles(one.hidden, itemsize, 0), schedule)
-    down = _chosen(one.problem(False, 1), row_tiles(one.ffn, itemsize, one.top_k), schedule)
+    if (quantized := one.quantized.get("gate_up")) is not None:
+        up_alone(one, quantized, schedule, here, hidden)
+    else:
+        _up_alone(one, schedule, here, hidden)
+    if (quantized := one.quantized.get("down")) is not None:
+        down_alone(one, quantized, schedule, here, hidden, result)
+    else:
+        _down_alone(one, schedule, here, hidden, result)
+
+
+def _up_alone(one: Experts, schedule: Schedule, here: Expr, hidden: Value) -> None:
+    call = one.call
+    up = _chosen(one.problem(True, 1), row_tiles(one.hidden, one.dtype.itemsize, 0), schedule)
     gate_up, loader = one.weight("gate_up")
     schedule.launch(
         experts_up_rows,
@@ -207,7 +130,7 @@ def _alone(one: _Experts, schedule: Schedule, here: Expr, hidden: Value, result:
             "TOP_K": one.top_k,
             "F": one.ffn,
             "K": one.hidden,
-            **_activation(one),
+            **_constants(one),
             "BLOCK_N": up.block_n,
             "BLOCK_K": up.block_k,
             **loader,
@@ -216,6 +139,11 @@ def _alone(one: _Experts, schedule: Schedule, here: Expr, hidden: Value, result:
         warps=up.warps,
         dependent=schedule.dependent,
     )
+
+
+def _down_alone(one: Experts, schedule: Schedule, here: Expr, hidden: Value, result: Value) -> None:
+    call = one.call
+    down = _chosen(one.problem(False, 1), row_tiles(one.ffn, one.dtype.itemsize, one.top_k), schedule)
     down_weight, loader = one.weight("down")
     schedule.launch(
         experts_down_rows,
@@ -243,7 +171,7 @@ def _alone(one: _Experts, schedule: Schedule, here: Expr, hidden: Value, result:
     )
 
 
-def _group(one: _Experts, schedule: Schedule, here: Expr, most: int) -> tuple[Value, Value]:
+def _group(one: Experts, schedule: Schedule, here: Expr, most: int) -> tuple[Value, Value]:
     """Add the launch that sorts choices by expert, and return their order and the counts of experts.
 
     `here` is 1 for the steps that it is for, else 0. A step has up to `most` rows.
@@ -263,62 +191,89 @@ def _group(one: _Experts, schedule: Schedule, here: Expr, most: int) -> tuple[Va
     return order, counts
 
 
-def _blocks(
-    one: _Experts,
-    schedule: Schedule,
-    block: int,
-    here: Expr,
-    order: Value,
-    counts: Value,
-    hidden: Value,
-    made: Value,
-) -> None:
-    """Add the two launches that take blocks of `block` choices. `here` is 1 for the steps that they are for, else 0."""
-    call = one.call
-    few = block < 64  # weights are then read about once, and evicted first
+def _blocks(one: Experts, schedule: Schedule, block: int, order: Value, counts: Value) -> Blocks:
+    """Return the blocks of `block` choices of a step."""
     # Each expert with choices needs a block, and one more for each `block` choices after the first.
     some = least(one.choices, one.experts)
-    blocks = plus(some, cdiv(minus(one.choices, some), block))
-    itemsize = one.dtype.itemsize
-    if schedule.bucket.batch_invariant:
-        up, down = (invariant_tiles(depth, itemsize) for depth in (one.hidden, one.ffn))
-    else:
-        first, second = (
-            group_tiles(problem.columns, problem.depth, problem.gated, block, itemsize, schedule.sm)
-            for problem in (one.problem(True, block), one.problem(False, block))
-        )
-        up = _chosen(one.problem(True, block), first, schedule)
-        down = _chosen(one.problem(False, block), second, schedule)
-    shared = {
+    constants = {
         "EXPERTS": one.experts,
         "TOKENS": block,
         "BLOCK_EXPERTS": power_of_two(one.experts),
-        "EVICTION": "evict_first" if few else "",
         "DEPENDENT": schedule.dependent,
     }
-    grouped = {"order": order, "counts": counts, "hidden": hidden, "blocks": blocks}
+    return Blocks(block, order, counts, plus(some, cdiv(minus(one.choices, some), block)), constants)
+
+
+def _in_blocks(
+    one: Experts,
+    schedule: Schedule,
+    here: Expr,
+    blocks: Blocks,
+    x: tuple[Value, Value | None],
+    hidden: Value,
+    made: Value,
+) -> None:
+    """Add the launches that take blocks of choices. `here` is 1 for the steps that they are for, else 0."""
+    if (quantized := one.quantized.get("gate_up")) is not None:
+        up_blocks(one, quantized, schedule, here, blocks, x, hidden)
+    else:
+        _up_blocks(one, schedule, here, blocks, hidden)
+    if (quantized := one.quantized.get("down")) is not None:
+        down_blocks(one, quantized, schedule, here, blocks, hidden, made)
+    else:
+        _down_blocks(one, schedule, here, blocks, hidden, made)
+
+
+def _group_tiles(one: Experts, schedule: Schedule, block: int, *, gated: bool) -> GroupTiles:
+    itemsize, problem = one.dtype.itemsize, one.problem(gated, block)
+    if schedule.bucket.batch_invariant:
+        return invariant_tiles(problem.depth, itemsize)
+    known = group_tiles(problem.columns, problem.depth, gated, block, itemsize, schedule.sm)
+    return _chosen(problem, known, schedule)
+
+
+def _eviction(block: int) -> str:
+    """Return the cache policy of weights: with few choices they are read about once, and evicted first."""
+    return "evict_first" if block < 64 else ""
+
+
+def _up_blocks(one: Experts, schedule: Schedule, here: Expr, blocks: Blocks, hidden: Value) -> None:
+    call, up = one.call, _group_tiles(one, schedule, blocks.choices, gated=True)
     gate_up, loader = one.weight("gate_up")
     schedule.launch(
         experts_up_tile,
-        (times(times(here, blocks), -(-one.ffn // up.block_n)),),
+        (times(times(here, blocks.count), -(-one.ffn // up.block_n)),),
         {
             "x": one.x,
             "weights": call.value("weights"),
             "gate_up": gate_up,
             "bias": call.optional("gate_up_bias"),
-            **grouped,
+            "hidden": hidden,
+            **blocks.arguments,
         },
-        {"TOP_K": one.top_k, "F": one.ffn, "K": one.hidden, **_activation(one), **shared, **_tiles(up), **loader},
+        {
+            "TOP_K": one.top_k,
+            "F": one.ffn,
+            "K": one.hidden,
+            **_constants(one),
+            **blocks.constants,
+            **_tiles(up, blocks),
+            **loader,
+        },
         warps=up.warps,
         stages=up.stages,
         dependent=schedule.dependent,
     )
+
+
+def _down_blocks(one: Experts, schedule: Schedule, here: Expr, blocks: Blocks, hidden: Value, made: Value) -> None:
+    call, down = one.call, _group_tiles(one, schedule, blocks.choices, gated=False)
     down_weight, loader = one.weight("down")
     schedule.launch(
         experts_down_tile,
-        (times(times(here, blocks), -(-one.hidden // down.block_n)),),
-        {"down": down_weight, "bias": call.optional("down_bias"), "made": made, **grouped},
-        {"N": one.hidden, "K": one.ffn, **shared, **_tiles(down), **loader},
+        (times(times(here, blocks.count), -(-one.hidden // down.block_n)),),
+        {"down": down_weight, "bias": call.optional("down_bias"), "hidden": hidden, "made": made, **blocks.arguments},
+        {"N": one.hidden, "K": one.ffn, **blocks.constants, **_tiles(down, blocks), **loader},
         warps=down.warps,
         stages=down.stages,
         dependent=schedule.dependent,
@@ -330,11 +285,21 @@ def _chosen(problem: ExpertsProblem, known: ChosenTiles, schedule: Schedule) -> 
     return schedule.choose(EXPERTS, problem.fields(), type(known), lambda: (known, "heuristic"))
 
 
-def _tiles(chosen: GroupTiles) -> dict[str, int]:
-    return {"BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "TOGETHER": chosen.together}
+def _tiles(chosen: GroupTiles, blocks: Blocks) -> dict[str, Any]:
+    return {
+        "BLOCK_N": chosen.block_n,
+        "BLOCK_K": chosen.block_k,
+        "TOGETHER": chosen.together,
+        "EVICTION": _eviction(blocks.choices),
+    }
 
 
-def _add(one: _Experts, schedule: Schedule, here: Expr, made: Value, result: Value) -> None:
+def _constants(one: Experts) -> dict[str, Any]:
+    """Return the constants of the kernels of gate and up with plain weights, besides sizes."""
+    return {**one.activation(), "WEIGH": one.weigh_input, "X_STRIDE": one.x.strides[0]}
+
+
+def _add(one: Experts, schedule: Schedule, here: Expr, made: Value, result: Value) -> None:
     """Add the launch that adds the results of a token's choices. `here` is 1 for the steps that it is for, else 0."""
     block, warps = block_of(one.hidden)
     schedule.launch(

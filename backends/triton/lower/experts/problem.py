@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles
 from ingot.backends.triton.lower.problem import read_problem
+from ingot.backends.triton.lower.quant_tiles import QuantMatvecTiles
+from ingot.backends.triton.lower.weight import PLAIN
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES
 
@@ -16,7 +18,8 @@ class ExpertsProblem:
 
     Each of `experts` weights multiplies rows of `depth` elements and has `columns` results. `gated` is the first
     matmul: a result is activation(gate) * up, of two rows of the weight. Each token has `top_k` choices. `block` is the
-    number of choices in a block; 1: each choice alone. `dtype` is the IR name of the dtype of rows and weights.
+    number of choices in a block; 1: each choice alone. `dtype` is the IR name of the dtype of rows, and of weights that
+    are not quantized. `packing` is the format in which the weight is stored.
     """
 
     experts: int
@@ -26,6 +29,7 @@ class ExpertsProblem:
     gated: bool
     block: int
     dtype: str
+    packing: str = PLAIN
 
     @staticmethod
     def of(choice: Choice) -> "ExpertsProblem":
@@ -39,10 +43,16 @@ class ExpertsProblem:
         return problem
 
     @property
-    def tiles_kind(self) -> type[RowTiles] | type[GroupTiles]:
-        """Return the dataclass of the tile sizes: RowTiles for choices alone, GroupTiles for blocks of them."""
-        return RowTiles if self.block == 1 else GroupTiles
+    def tiles_kind(self) -> type[RowTiles] | type[GroupTiles] | type[QuantMatvecTiles]:
+        """Return the dataclass of the tile sizes.
+
+        It is GroupTiles for blocks of choices, and for choices alone RowTiles, or QuantMatvecTiles if the weight is
+        quantized.
+        """
+        if self.block > 1:
+            return GroupTiles
+        return RowTiles if self.packing == PLAIN else QuantMatvecTiles
 
     def fields(self) -> dict[str, bool | int | str]:
-        """Return the fields by name, as the tuning log stores them."""
-        return asdict(self)
+        """Return the fields by name, as the tuning log stores them. A plain weight has no `packing` there."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("packing", PLAIN)}

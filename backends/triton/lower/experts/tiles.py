@@ -6,6 +6,10 @@ None of these tile sizes has been measured on a GPU yet.
 import math
 from dataclasses import dataclass
 
+import torch
+
+from ingot.backends.triton.lower.quant_form import StoredForm
+from ingot.backends.triton.lower.quant_tiles import stage_bytes
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
@@ -59,14 +63,18 @@ class Range:
     block: int
 
 
-def ranges_of(least: int, most: int, experts: int, top_k: int, f32: bool) -> list[Range]:
-    """Return how steps of `least` to `most` tokens take their choices, by ranges of tokens that cover them in order."""
-    alone = max(count for count in range(1, _MOST_ALONE + 1) if count == 1 or _different(count, experts, top_k))
-    ends = [(alone, 1)]
+def ranges_of(least: int, most: int, experts: int, top_k: int, f32: bool, *, alone: bool = True) -> list[Range]:
+    """Return how steps of `least` to `most` tokens take their choices, by ranges of tokens that cover them in order.
+
+    `alone` says whether there are kernels for choices one by one.
+    """
+    counts = (count for count in range(1, _MOST_ALONE + 1) if count == 1 or _different(count, experts, top_k))
+    last = max(counts) if alone else 0
+    ends = [(last, 1)]
     if most <= GPU_FEW_TOKENS:
         ends.append((most, 16 if most <= 16 else 32))
     else:
-        ends += [(max(alone, mean * experts // top_k), block) for mean, block in _BLOCKS]
+        ends += [(max(last, mean * experts // top_k), block) for mean, block in _BLOCKS]
         ends.append((most, _LARGEST_BLOCK))
     found: list[Range] = []
     begin = least
@@ -116,6 +124,21 @@ def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int
     staged = (block_n * (2 if gated else 1) + block) * chosen.block_k * itemsize
     stages = max(1, min(chosen.stages, shared_memory(sm) // staged))
     return GroupTiles(block_n, chosen.block_k, chosen.warps, stages, chosen.together)
+
+
+def quant_group_tiles(columns: int, depth: int, gated: bool, block: int, form: StoredForm, sm: int) -> GroupTiles:
+    """Return the tile sizes for blocks of `block` choices and a quantized weight, as for `group_tiles`.
+
+    Sums of a block of columns are in registers besides those of all columns, so tiles have at most 64 rows with a gate.
+    """
+    many = block >= 64
+    rows = _TILE_F32 if form.codes is torch.float32 else 128 if many and not gated else 64
+    block_k = form.block_k * max(1, min(64 if many else 128, depth) // form.block_k)
+    staged = stage_bytes(form, rows, block_k, gated, block)
+    stages = max(2, min(3 if many else 6, shared_memory(sm) // (1 if many else 2) // staged - 1))
+    block_n = min(rows, max(LEAST, power_of_two(columns)))
+    warps = 4 if form.codes is torch.float32 or not many else 8
+    return GroupTiles(block_n, block_k, warps, stages, together=8 if block == _LARGEST_BLOCK else 1)
 
 
 def invariant_tiles(depth: int, itemsize: int) -> GroupTiles:

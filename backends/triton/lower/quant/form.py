@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.backends.triton.kernels.quant.constants import Elements, Rounded
-from ingot.backends.triton.lower.linear.call import Linear, static_size
+from ingot.backends.triton.kernels.quant_constants import Elements, Rounded
+from ingot.backends.triton.lower.linear_call import static_size
 from ingot.backends.triton.lower.refused import Refused
+from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.formats import ELEMENTS, Activations, Format
 from ingot.ir.machine.gpus import FEATURES
@@ -48,23 +49,22 @@ class StoredForm:
     block_k: int
 
 
-def form_of(linear: Linear, sm: int) -> StoredForm:
-    """Return how kernels read the quantized weight of a matmul on compute capability `sm`.
+def form_of(weight: Weight, dtype: torch.dtype, sm: int) -> StoredForm:
+    """Return how kernels read the quantized weight of a matmul with an x of `dtype`, on compute capability `sm`.
 
     Raises Refused if they do not support its format.
     """
-    format, depth = linear.weight.format, linear.depth
+    format, depth = weight.format, weight.depth
     assert format is not None
     _check(format)
     used = (format.element, format.activations and format.activations.element, DTYPE_NAMES[format.levels[0].dtype])
     if sm not in FEATURES["fp8"] and _CONVERTED in used:
         raise Refused(f"format {format.name}: {_CONVERTED} needs {FEATURES['fp8'].needs}")
-    _check_dense(linear)
+    _check_dense(weight)
     level, element = format.levels[0], ELEMENTS[format.element]
     rounded = _rounded(format.activations)
     x_columns = rounded.columns
     four = element.bits == 4
-    dtype = linear.x.type.dtype
     block = _COLUMNS_F32 if dtype is torch.float32 and not four else _COLUMNS
     for columns in (level.columns, x_columns):
         block = _block(block, columns, format.name)
@@ -79,7 +79,7 @@ def form_of(linear: Linear, sm: int) -> StoredForm:
         # enough for a result of 8 bits in bf16, but tests in f16, with 11 bits, found errors above its tolerance.
         short = native is torch.float8_e4m3fn and dtype is torch.float16
         codes = native if sm >= least and not short else dtype
-    scales = linear.weight.part("scales")
+    scales = weight.part("scales")
     assert scales is not None
     return StoredForm(
         Elements(
@@ -130,8 +130,8 @@ def _check(format: Format) -> None:
         raise Refused(f"format {name}: no kernel that rounds activations so")
 
 
-def _check_dense(linear: Linear) -> None:
-    for value in linear.weight.parts:
+def _check_dense(weight: Weight) -> None:
+    for value in weight.parts:
         dense = Value(type(value.type)(value.type.dtype, value.type.shape))
         if value.strides != dense.strides:
             raise Refused(f"a part of a quantized weight that is not dense: {value.type}")

@@ -8,38 +8,21 @@ form that the matmul reads.
 from dataclasses import replace
 
 import torch
-import triton.language as tl
 
-from ingot.backends.triton.kernels.quant.prepare_rows import prepare_rows
-from ingot.backends.triton.kernels.quant.tile import quant_tile
+from ingot.backends.triton.kernels.quant_tile import quant_tile
 from ingot.backends.triton.launches import cdiv
-from ingot.backends.triton.lower.linear.call import Linear
-from ingot.backends.triton.lower.linear.choice import share_of
-from ingot.backends.triton.lower.linear.invariant import require_invariant
-from ingot.backends.triton.lower.linear.problem import LINEAR
-from ingot.backends.triton.lower.linear.tiles import Tiles
-from ingot.backends.triton.lower.quant.form import StoredForm, form_of
-from ingot.backends.triton.lower.quant.matvec import launch_matvec, takes_one_token
-from ingot.backends.triton.lower.quant.tiles import many_tiles, quant_tiles
-from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.rows import PER_WARP
-from ingot.backends.triton.lower.sizes import LEAST, padded_tokens, power_of_two
+from ingot.backends.triton.lower.linear_call import Linear
+from ingot.backends.triton.lower.linear_choice import share_of
+from ingot.backends.triton.lower.linear_invariant import require_invariant
+from ingot.backends.triton.lower.linear_problem import LINEAR
+from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.prepared_rows import KERNEL_DTYPES, Rows, prepared_rows
+from ingot.backends.triton.lower.quant_form import StoredForm, form_of
+from ingot.backends.triton.lower.quant_matvec import launch_matvec, takes_one_token
+from ingot.backends.triton.lower.quant_tiles import many_tiles, quant_tiles
+from ingot.backends.triton.lower.sizes import LEAST, padded_tokens
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
-
-# Columns per program of `prepare_rows`, where a row is not one block.
-_BLOCK = 1024
-# A row whose scale or norm needs all columns is held in registers: 128 bytes for each of 1024 threads.
-_MOST_PREPARED = 32768
-_MOST_WARPS = 32
-# The dtypes of numbers that the kernels multiply.
-_DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float8_e4m3fn: tl.float8e4nv,
-    torch.int8: tl.int8,
-}
 
 
 def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Value:
@@ -47,10 +30,10 @@ def schedule_quant_linear(linear: Linear, schedule: Schedule, most: int) -> Valu
 
     x has up to `most` rows. Raises Refused if no kernel supports the format or the step.
     """
-    form = form_of(linear, schedule.sm)
+    form = form_of(linear.weight, linear.x.type.dtype, schedule.sm)
     if schedule.bucket.batch_invariant:
         return _invariant(linear, form, schedule, most)
-    if most == 1 and takes_one_token(linear, form):
+    if most == 1 and takes_one_token(linear.depth, form):
         return launch_matvec(linear, form, schedule)
     if most > GPU_FEW_TOKENS:
         return _many(linear, form, schedule)
@@ -101,50 +84,9 @@ def _prepared(linear: Linear, form: StoredForm, schedule: Schedule, tokens: int 
 
     The matmul kernel is compiled for `tokens` rows; None: any number.
     """
-    x, norm, rounded = linear.x, linear.norm, form.rounded
-    stored = linear.weight.part("input_scale") if rounded.stored else None
-    order = linear.weight.part("order")
-    if norm is None and rounded.element == "none" and not form.elements.chunk and order is None:
-        return x, None
-    rows, depth = linear.rows, linear.depth
-    whole = norm is not None or (rounded.element != "none" and not rounded.stored and not rounded.columns)
-    if whole and depth > _MOST_PREPARED:
-        raise Refused(f"a norm or scale over {depth} elements, more than {_MOST_PREPARED}")
-    block = power_of_two(depth) if whole else min(_BLOCK, power_of_two(depth))
-    block = max(block, rounded.columns)
-    result = schedule.scratch(form.codes, (rows, depth))
-    scales = None
-    if rounded.element != "none" and not rounded.stored:
-        scales = schedule.scratch(
-            torch.float32, (-(-depth // (rounded.columns or depth)), rows if tokens is None else tokens)
-        )
-    schedule.launch(
-        prepare_rows,
-        (rows, -(-depth // block)),
-        {
-            "x": x,
-            "gain": norm.weight if norm else None,
-            "stored": stored,
-            "order": order,
-            "result": result,
-            "scales": scales,
-            "rows": rows,
-        },
-        {
-            "WIDTH": depth,
-            "X_ROW": x.strides[0],
-            "EPS": norm.eps if norm else 0.0,
-            "NORM": norm is not None,
-            "ROUNDED": rounded,
-            "CHUNK": form.elements.chunk,
-            "TOKENS": tokens or 0,
-            "BLOCK": block,
-            "DEPENDENT": schedule.dependent,
-        },
-        warps=min(_MOST_WARPS, max(1, block // PER_WARP)),
-        dependent=schedule.dependent,
-    )
-    return result, scales if stored is None else stored
+    stored = linear.weight.part("input_scale") if form.rounded.stored else None
+    given = Rows(linear.x, linear.rows, linear.depth, linear.norm, stored, linear.weight.part("order"))
+    return prepared_rows(given, form, schedule, tokens)
 
 
 def _launch(
@@ -205,7 +147,7 @@ def _launch(
             "MANY": many,
             "COLUMNS": form.block_k,
             "ELEMENTS": form.elements,
-            "DTYPE": _DTYPES[form.codes],
+            "DTYPE": KERNEL_DTYPES[form.codes],
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,

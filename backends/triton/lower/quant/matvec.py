@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from ingot.backends.triton.kernels.quant.matvec import quant_matvec
-from ingot.backends.triton.lower.linear.call import Linear
-from ingot.backends.triton.lower.quant.form import StoredForm
-from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.kernels.quant_constants import Elements
+from ingot.backends.triton.kernels.quant_matvec import quant_matvec
+from ingot.backends.triton.lower.linear_call import Linear
+from ingot.backends.triton.lower.quant_form import StoredForm
+from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles, matvec_tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.machine.gpus import FEATURES
 
@@ -15,22 +16,28 @@ from ingot.ir.machine.gpus import FEATURES
 _BYTES = 16
 
 
-def takes_one_token(linear: Linear, form: StoredForm) -> bool:
+def takes_one_token(depth: int, form: StoredForm) -> bool:
     """Return whether the kernel for one token supports a weight: rows and groups are whole chunks of a thread."""
-    chunk = _chunk(form)
+    chunk = chunk_of(form)
     columns = form.elements.scale_columns
     halves = columns == chunk // 2 and form.elements.element != "f8e4m3"
-    return not (linear.depth % chunk or form.rounded.columns % chunk or (columns % chunk and not halves))
+    return not (depth % chunk or form.rounded.columns % chunk or (columns % chunk and not halves))
 
 
-def _chunk(form: StoredForm) -> int:
+def chunk_of(form: StoredForm) -> int:
     """Return how many columns of the weight a thread multiplies at once."""
     return _BYTES * (2 if form.elements.chunk else 1)
 
 
+def one_token_elements(form: StoredForm, dtype: torch.dtype, sm: int) -> Elements:
+    """Return how the kernels for one token read a weight. `dtype` is that of x."""
+    native = dtype is not torch.float32 and (form.elements.element != "f8e4m3" or sm in FEATURES["fp8"])
+    return replace(form.elements, assembly=native)
+
+
 def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value:
     """Add the launch of `quant_matvec` to `schedule`, and return the result. `takes_one_token` must be true."""
-    chunk, problem = _chunk(form), linear.problem(1)
+    chunk, problem = chunk_of(form), linear.problem(1)
     chosen = schedule.choose(
         QUANT_MATVEC,
         problem.fields(),
@@ -38,9 +45,6 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
         lambda: (matvec_tiles(problem.product(), chunk, schedule.cores), "heuristic"),
     )
     weight, gate, norm = linear.weight, linear.gate, linear.norm
-    native = linear.x.type.dtype is not torch.float32 and (
-        form.elements.element != "f8e4m3" or schedule.sm in FEATURES["fp8"]
-    )
     result = schedule.output(linear.result)
     schedule.launch(
         quant_matvec,
@@ -74,7 +78,7 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
             "ROWS": chosen.rows,
             "BLOCK_K": max(chunk, chosen.block_k),
             "HELD": chosen.held,
-            "ELEMENTS": replace(form.elements, assembly=native),
+            "ELEMENTS": one_token_elements(form, linear.x.type.dtype, schedule.sm),
             "ROUNDED": form.rounded,
             "DEPENDENT": schedule.dependent,
         },

@@ -76,7 +76,9 @@ def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm:
     most = max(1, product.depth // (2 * block_k))
     programs = _PROGRAMS_FOUR_BITS if form.elements.chunk else _PROGRAMS
     splits = max(1, min(round(programs * cores / blocks), _MOST_SPLITS, most))
-    stages = min(_MOST_STAGES, shared_memory(sm) // programs // _stage(form, rows, block_k, product.gated, tokens) - 1)
+    stages = min(
+        _MOST_STAGES, shared_memory(sm) // programs // stage_bytes(form, rows, block_k, product.gated, tokens) - 1
+    )
     return Tiles(rows, block_k, splits, warps=4, stages=max(2, stages), lines=_LINES)
 
 
@@ -88,7 +90,7 @@ def many_tiles(form: StoredForm, gated: bool, sm: int, splits: int = 1) -> tuple
     """
     most = (64 if gated else 128) // (2 if splits > 1 else 1)
     tokens, rows = _rows(form, most), _rows(form, 128)
-    stages = min(_MANY_STAGES, shared_memory(sm) // _stage(form, rows, form.block_k, gated, tokens) - 1)
+    stages = min(_MANY_STAGES, shared_memory(sm) // stage_bytes(form, rows, form.block_k, gated, tokens) - 1)
     return tokens, Tiles(rows, form.block_k, splits, warps=4 if rows == _ROWS_F32 else 8, stages=max(1, stages))
 
 
@@ -96,7 +98,7 @@ def _rows(form: StoredForm, rows: int) -> int:
     return _ROWS_F32 if form.codes is torch.float32 else rows
 
 
-def _stage(form: StoredForm, rows: int, block_k: int, gated: bool, tokens: int) -> int:
+def stage_bytes(form: StoredForm, rows: int, block_k: int, gated: bool, tokens: int) -> int:
     """Return the bytes of a block of the weight and of x in shared memory."""
     weights = block_k // 2 if form.elements.chunk else block_k
     return rows * (2 if gated else 1) * weights + tokens * block_k * form.codes.itemsize

@@ -1,0 +1,219 @@
+"""The experts of few tokens with quantized weights, without tensor cores: each choice multiplies rows of its expert.
+
+As in `experts_matvec`, no weight is loaded before the wait for the router. Elements take few instructions, and a
+program prepares the row of x itself, as in `quant_matvec`.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.experts_parts import joined
+from ingot.backends.triton.kernels.quant_elements import outer_scales, scale_value
+from ingot.backends.triton.kernels.quant_matvec import (
+    block_added,
+    row_addresses,
+    scales_of_rows,
+    stored_block,
+    totals,
+)
+from ingot.backends.triton.kernels.quant_row import of_row, prepared
+
+
+@triton.jit
+def quant_experts_up_rows(
+    x,
+    chosen,
+    weight,
+    scales,
+    zeros,
+    outer,
+    bias,
+    hidden,
+    TOP_K: tl.constexpr,
+    F: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HELD: tl.constexpr,
+    SIZES: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Compute the joined gate and up of each choice: `hidden` [rows * TOP_K, F] from x [rows, K].
+
+    Grid: cdiv(F, ROWS), rows * TOP_K. A program computes ROWS columns: it multiplies a row of the gate and one of up by
+    turns, and HELD of them are in registers before they are needed. `weight`, `scales`, `zeros` and `outer` store a
+    matrix [2 * F, K] for each expert; SIZES says how many elements an expert has of each. Those that the format lacks
+    are not read. The other parameters are described in `experts_up_rows` and `quant_matvec`.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    PER_WORD: tl.constexpr = 8 if ELEMENTS.chunk > 0 else 4
+    CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
+    PARTS: tl.constexpr = 2 * ROWS
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0 and F % ROWS == 0
+    choice = tl.program_id(1)
+    first = tl.program_id(0) * ROWS
+    n = first + tl.arange(0, ROWS)
+    row = tl.minimum(n, F - 1)
+    if DEPENDENT:
+        gdc_wait()
+    expert = tl.load(chosen + choice).to(tl.int64)
+    words = weight + expert * SIZES.weight
+    of_scales, of_zeros = scales + expert * SIZES.scales, zeros + expert * SIZES.scales
+    base = row_addresses(words, of_scales, of_zeros, first, 0, K, CHUNKS, PER_WORD, ELEMENTS)
+    up_base = row_addresses(words, of_scales, of_zeros, first, F, K, CHUNKS, PER_WORD, ELEMENTS)
+    held = ()
+    for nth in tl.static_range(HELD):
+        held = held + (
+            stored_block(
+                up_base if nth % 2 == 1 else base, first, nth // PARTS * BLOCK_K, nth % PARTS // 2,
+                F, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+            ),
+        )  # fmt: skip
+    of_outer = outer + expert * SIZES.outer
+    own_bias = bias if bias is None else bias + expert * (2 * F)
+    gate_scale, gate_bias = scales_of_rows(of_scales, of_outer, own_bias, row, bias is not None, ELEMENTS)
+    up_scale, up_bias = scales_of_rows(of_scales, of_outer, own_bias, row + F, bias is not None, ELEMENTS)
+    source = x + (choice // TOP_K).to(tl.int64) * X_STRIDE
+    inverse, x_scale = of_row(source, None, None, K, 0.0, False, BLOCK_K, ROUNDED)
+    sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
+    for block in range(BLOCKS):
+        start = block * BLOCK_K
+        ready = prepared(
+            source, None, None, inverse, x_scale, start, K, False, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+        )  # fmt: skip
+        for part in tl.static_range(PARTS):
+            added = block_added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            sums = sums[:part] + (added,) + sums[part + 1 :]
+            held = held[1:] + (
+                stored_block(
+                    up_base if (part + HELD) % 2 == 1 else base, first,
+                    start + (part + HELD) // PARTS * BLOCK_K, (part + HELD) % PARTS // 2,
+                    F, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+                ),
+            )  # fmt: skip
+    gates, ups = (), ()
+    for nth in tl.static_range(ROWS):
+        gates = gates + (sums[2 * nth],)
+        ups = ups + (sums[2 * nth + 1],)
+    if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+        gate_scale, up_scale = gate_scale * x_scale, up_scale * x_scale
+    gate, up = totals(gates, ROWS) * gate_scale, totals(ups, ROWS) * up_scale
+    if bias is not None:
+        gate += gate_bias
+        up += up_bias
+    value = joined(gate, up, ACTIVATION, LIMIT, ALPHA)
+    tl.store(hidden + choice.to(tl.int64) * F + n, value.to(hidden.dtype.element_ty), mask=n < F)
+
+
+@triton.jit
+def quant_experts_down_rows(
+    hidden,
+    weights,
+    chosen,
+    weight,
+    scales,
+    zeros,
+    outer,
+    bias,
+    y,
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    WEIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SIZES: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Compute the weighted sum over the choices of each token: y [rows, N] from `hidden` [rows * TOP_K, K].
+
+    Grid: cdiv(N, ROWS), rows. A program goes through the choices of a token in order, in steps of BLOCK_K columns. The
+    rows of the next step are loaded while those of a step are multiplied, also from one expert to the next. With WEIGH,
+    `weights` f32[rows, TOP_K] multiply the results, else they are 1. The other parameters are described in
+    `quant_experts_up_rows`.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    PER_WORD: tl.constexpr = 8 if ELEMENTS.chunk > 0 else 4
+    CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0
+    token = tl.program_id(1)
+    first = tl.program_id(0) * ROWS
+    n = first + tl.arange(0, ROWS)
+    row = tl.minimum(n, N - 1)
+    experts = chosen + token * TOP_K
+    if DEPENDENT:
+        gdc_wait()
+    expert = tl.load(experts).to(tl.int64)
+    held = ()
+    base = row_addresses(
+        weight + expert * SIZES.weight, scales + expert * SIZES.scales, zeros + expert * SIZES.scales, first,
+        0, K, CHUNKS, PER_WORD, ELEMENTS,
+    )  # fmt: skip
+    for nth in tl.static_range(ROWS):
+        held = held + (stored_block(base, first, 0, nth, N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS),)
+    sums = (tl.zeros((CHUNKS,), tl.float32),) * ROWS
+    for step in range(TOP_K * BLOCKS):
+        nth_choice = step // BLOCKS
+        expert = tl.load(experts + nth_choice).to(tl.int64)
+        following = tl.minimum(step + 1, TOP_K * BLOCKS - 1)
+        next_expert = tl.load(experts + following // BLOCKS).to(tl.int64)
+        # Columns past the last one, after the last step, are not loaded.
+        start = tl.where(step + 1 == TOP_K * BLOCKS, BLOCKS, following % BLOCKS) * BLOCK_K
+        base = row_addresses(
+            weight + next_expert * SIZES.weight, scales + next_expert * SIZES.scales,
+            zeros + next_expert * SIZES.scales, first, 0, K, CHUNKS, PER_WORD, ELEMENTS,
+        )  # fmt: skip
+        choice = token * TOP_K + nth_choice
+        source = hidden + choice.to(tl.int64) * K
+        inverse, x_scale = of_row(source, None, None, K, 0.0, False, BLOCK_K, ROUNDED)
+        factor = 1.0
+        if WEIGH:
+            factor *= tl.load(weights + choice)
+        if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+            factor *= x_scale
+        ready = prepared(
+            source, None, None, inverse, x_scale, step % BLOCKS * BLOCK_K, K, False, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+        )  # fmt: skip
+        for nth in tl.static_range(ROWS):
+            own = tl.minimum(first + nth, N - 1)
+            row_factor = factor * _scale_of_row(
+                scales + expert * SIZES.scales, outer + expert * SIZES.outer, own, ELEMENTS
+            )
+            part = block_added(tl.zeros((CHUNKS,), tl.float32), held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            sums = sums[:nth] + (sums[nth] + part * row_factor,) + sums[nth + 1 :]
+            held = held[1:] + (
+                stored_block(base, first, start, nth, N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS),
+            )  # fmt: skip
+    result = totals(sums, ROWS)
+    if bias is not None:
+        for nth in tl.static_range(TOP_K):
+            share = 1.0
+            if WEIGH:
+                share = tl.load(weights + token * TOP_K + nth)
+            result += share * tl.load(bias + tl.load(experts + nth).to(tl.int64) * N + row).to(tl.float32)
+    tl.store(y + token.to(tl.int64) * N + n, result.to(y.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _scale_of_row(scales, outer, row, ELEMENTS: tl.constexpr):
+    """Return the scale that all columns of the row `row` of a weight share, as a float32 number."""
+    scale = 1.0
+    if ELEMENTS.scale_columns == 0:
+        place = row // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else 0
+        scale = scale_value(tl.load(scales + place), ELEMENTS)
+    if ELEMENTS.outer_rows >= 0:
+        scale *= outer_scales(outer, row, ELEMENTS)
+    return scale

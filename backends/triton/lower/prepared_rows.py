@@ -1,0 +1,101 @@
+"""The launch that prepares x for a matmul with a quantized weight: it norms, rounds and reorders rows."""
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from ingot.backends.triton.kernels.prepare_rows import prepare_rows
+from ingot.backends.triton.launches import Expr, times
+from ingot.backends.triton.lower.linear_call import Norm
+from ingot.backends.triton.lower.quant_form import StoredForm
+from ingot.backends.triton.lower.refused import Refused
+from ingot.backends.triton.lower.rows import PER_WARP
+from ingot.backends.triton.lower.sizes import power_of_two
+from ingot.backends.triton.schedule import Schedule, Value
+
+# Columns per program of `prepare_rows`, where a row is not one block.
+_BLOCK = 1024
+# A row whose scale or norm needs all columns is held in registers: 128 bytes for each of 1024 threads.
+_MOST_PREPARED = 32768
+_MOST_WARPS = 32
+# The dtypes of numbers that the kernels multiply.
+KERNEL_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.int8: tl.int8,
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of x [rows, depth] that a matmul multiplies, and what precedes it.
+
+    `norm` is a fused norm. `stored` is the stored scale of x, f32[1]. `order` i32[depth] lists the column of x for each
+    column of the weight. Each may be None.
+    """
+
+    x: Value
+    rows: Expr
+    depth: int
+    norm: Norm | None = None
+    stored: Value | None = None
+    order: Value | None = None
+
+
+def needs_preparing(form: StoredForm) -> bool:
+    """Return whether the matmul of several tokens reads x in another form than it has, without a norm."""
+    return form.rounded.element != "none" or form.elements.chunk > 0
+
+
+def prepared_rows(
+    given: Rows, form: StoredForm, schedule: Schedule, tokens: int | None, here: Expr = 1
+) -> tuple[Value, Value | None]:
+    """Return x as the matmul reads it, and its scales: normed, rounded and reordered, if the matmul needs that.
+
+    The matmul kernel is compiled for `tokens` rows; None: any number. `here` is 1 for the steps that need it, else 0.
+    Raises Refused if rows are too long for their norm or scale.
+    """
+    x, norm, rounded, rows, depth = given.x, given.norm, form.rounded, given.rows, given.depth
+    if norm is None and given.order is None and not needs_preparing(form):
+        return x, None
+    whole = norm is not None or (rounded.element != "none" and not rounded.stored and not rounded.columns)
+    if whole and depth > _MOST_PREPARED:
+        raise Refused(f"a norm or scale over {depth} elements, more than {_MOST_PREPARED}")
+    block = power_of_two(depth) if whole else min(_BLOCK, power_of_two(depth))
+    block = max(block, rounded.columns)
+    result = schedule.scratch(form.codes, (rows, depth))
+    scales = None
+    if rounded.element != "none" and not rounded.stored:
+        scales = schedule.scratch(
+            torch.float32, (-(-depth // (rounded.columns or depth)), rows if tokens is None else tokens)
+        )
+    schedule.launch(
+        prepare_rows,
+        (times(here, rows), -(-depth // block)),
+        {
+            "x": x,
+            "gain": norm.weight if norm else None,
+            "stored": given.stored,
+            "order": given.order,
+            "result": result,
+            "scales": scales,
+            "rows": rows,
+        },
+        {
+            "WIDTH": depth,
+            "X_ROW": x.strides[0],
+            "EPS": norm.eps if norm else 0.0,
+            "NORM": norm is not None,
+            "ROUNDED": rounded,
+            "CHUNK": form.elements.chunk,
+            "TOKENS": tokens or 0,
+            "BLOCK": block,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=min(_MOST_WARPS, max(1, block // PER_WARP)),
+        dependent=schedule.dependent,
+    )
+    return result, scales if given.stored is None else given.stored

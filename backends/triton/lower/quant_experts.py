@@ -1,0 +1,246 @@
+"""Launches of the matmuls of experts with quantized weights: choices one by one, and in blocks of one expert."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingot.backends.triton.kernels.quant_experts_rows import quant_experts_down_rows, quant_experts_up_rows
+from ingot.backends.triton.kernels.quant_experts_tile import quant_experts_down_tile, quant_experts_up_tile
+from ingot.backends.triton.launches import Expr, cdiv, times
+from ingot.backends.triton.lower.experts_call import Experts, QuantizedExperts
+from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts_tiles import GroupTiles, quant_group_tiles
+from ingot.backends.triton.lower.linear_tiles import Product
+from ingot.backends.triton.lower.prepared_rows import KERNEL_DTYPES, Rows, needs_preparing, prepared_rows
+from ingot.backends.triton.lower.quant_matvec import chunk_of, one_token_elements
+from ingot.backends.triton.lower.quant_tiles import QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.types import DTYPES
+
+# The rows of a weight that a program of `quant_experts_down_rows` holds in registers, a block of columns of each.
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of choices of a step: their grouping, the constants that kernels take, and how many there are."""
+
+    choices: int
+    order: Value
+    counts: Value
+    count: Expr
+    constants: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Value | Expr]:
+        return {"order": self.order, "counts": self.counts, "blocks": self.count}
+
+
+def known_row_tiles(problem: ExpertsProblem, quantized: QuantizedExperts, cores: int) -> QuantMatvecTiles:
+    """Return the tile sizes for choices one by one that were not tuned."""
+    # Each choice of a token has its own programs for gate and up. One program adds up the choices of down.
+    programs = problem.top_k if problem.gated else 1
+    product = Product(problem.columns * programs, problem.depth, problem.gated, DTYPES[problem.dtype])
+    tiles = matvec_tiles(product, chunk_of(quantized.form), cores)
+    rows = tiles.rows if problem.gated else min(tiles.rows, _MOST_ROWS)
+    return replace(tiles, rows=rows, held=min(tiles.held, 2 * rows))
+
+
+def _row_tiles(one: Experts, quantized: QuantizedExperts, schedule: Schedule, *, gated: bool) -> QuantMatvecTiles:
+    problem = one.problem(gated, 1)
+    chosen = schedule.choose(
+        EXPERTS,
+        problem.fields(),
+        QuantMatvecTiles,
+        lambda: (known_row_tiles(problem, quantized, schedule.cores), "heuristic"),
+    )
+    return replace(chosen, block_k=max(chunk_of(quantized.form), chosen.block_k))
+
+
+def _read(one: Experts, quantized: QuantizedExperts, schedule: Schedule) -> dict[str, Any]:
+    """Return the constants that say how kernels for choices one by one read a weight and round x."""
+    return {
+        "SIZES": quantized.sizes,
+        "ELEMENTS": one_token_elements(quantized.form, one.dtype, schedule.sm),
+        "ROUNDED": quantized.form.rounded,
+        "DEPENDENT": schedule.dependent,
+    }
+
+
+def up_alone(one: Experts, quantized: QuantizedExperts, schedule: Schedule, here: Expr, hidden: Value) -> None:
+    """Add the launch that computes the joined gate and up of each choice. `here` is 1 for its steps, else 0."""
+    chosen = _row_tiles(one, quantized, schedule, gated=True)
+    schedule.launch(
+        quant_experts_up_rows,
+        (cdiv(one.ffn, chosen.rows), times(here, one.choices)),
+        {
+            "x": one.x,
+            "chosen": one.call.value("chosen"),
+            **quantized.arguments,
+            "bias": one.call.optional("gate_up_bias"),
+            "hidden": hidden,
+        },
+        {
+            "TOP_K": one.top_k,
+            "F": one.ffn,
+            "K": one.hidden,
+            "X_STRIDE": one.x.strides[0],
+            **one.activation(),
+            "ROWS": chosen.rows,
+            "BLOCK_K": chosen.block_k,
+            "HELD": chosen.held,
+            **_read(one, quantized, schedule),
+        },
+        warps=chosen.warps,
+        dependent=schedule.dependent,
+    )
+
+
+def down_alone(
+    one: Experts, quantized: QuantizedExperts, schedule: Schedule, here: Expr, hidden: Value, result: Value
+) -> None:
+    """Add the launch that computes the weighted sums of choices. `here` is 1 for its steps, else 0."""
+    chosen = _row_tiles(one, quantized, schedule, gated=False)
+    schedule.launch(
+        quant_experts_down_rows,
+        (cdiv(one.hidden, chosen.rows), times(here, one.rows)),
+        {
+            "hidden": hidden,
+            "weights": one.call.value("weights"),
+            "chosen": one.call.value("chosen"),
+            **quantized.arguments,
+            "bias": one.call.optional("down_bias"),
+            "y": result,
+        },
+        {
+            "TOP_K": one.top_k,
+            "N": one.hidden,
+            "K": one.ffn,
+            "WEIGH": not one.weigh_input,
+            "ROWS": chosen.rows,
+            "BLOCK_K": chosen.block_k,
+            **_read(one, quantized, schedule),
+        },
+        warps=chosen.warps,
+        dependent=schedule.dependent,
+    )
+
+
+def hidden_chunk(one: Experts) -> int:
+    """Return the columns of a chunk of four-bit elements in whose order blocks of gate and up write their results.
+
+    It is 0 if down reads the columns in their order, or after a launch that rounds them.
+    """
+    up, down = one.quantized.get("gate_up"), one.quantized.get("down")
+    if up is None or down is None or down.form.rounded.element != "none":
+        return 0
+    return down.form.elements.chunk
+
+
+def _group_tiles(
+    one: Experts, quantized: QuantizedExperts, schedule: Schedule, block: int, *, gated: bool
+) -> GroupTiles:
+    problem, form = one.problem(gated, block), quantized.form
+    known = quant_group_tiles(problem.columns, problem.depth, gated, block, form, schedule.sm)
+    if schedule.bucket.batch_invariant:
+        return known
+    chosen = schedule.choose(EXPERTS, problem.fields(), GroupTiles, lambda: (known, "heuristic"))
+    # A block has whole parts, because a scale multiplies the sum over a part.
+    return replace(chosen, block_k=max(1, chosen.block_k // form.block_k) * form.block_k)
+
+
+def _tiles(quantized: QuantizedExperts, chosen: GroupTiles, depth: int) -> dict[str, Any]:
+    return {
+        "BLOCK_N": chosen.block_n,
+        "BLOCK_K": chosen.block_k,
+        "TOGETHER": chosen.together,
+        "SHARE": -(-depth // chosen.block_k) * chosen.block_k,
+        "COLUMNS": quantized.form.block_k,
+        "SIZES": quantized.sizes,
+        "ELEMENTS": quantized.form.elements,
+        "DTYPE": KERNEL_DTYPES[quantized.form.codes],
+    }
+
+
+def prepared_x(one: Experts, schedule: Schedule, here: Expr) -> tuple[Value, Value | None]:
+    """Return x as blocks of gate and up read it, and its scales. `here` is 1 for the steps that need it, else 0."""
+    quantized = one.quantized.get("gate_up")
+    if quantized is None or not needs_preparing(quantized.form):
+        return one.x, None
+    return prepared_rows(Rows(one.x, one.rows, one.hidden), quantized.form, schedule, None, here)
+
+
+def up_blocks(
+    one: Experts,
+    quantized: QuantizedExperts,
+    schedule: Schedule,
+    here: Expr,
+    blocks: Blocks,
+    x: tuple[Value, Value | None],
+    hidden: Value,
+) -> None:
+    """Add the launch of gate and up for blocks of choices. `x` is `prepared_x`; `here` is 1 for its steps, else 0."""
+    chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=True)
+    schedule.launch(
+        quant_experts_up_tile,
+        (times(times(here, blocks.count), -(-one.ffn // chosen.block_n)),),
+        {
+            "x": x[0],
+            "x_scales": x[1],
+            **blocks.arguments,
+            **quantized.arguments,
+            "bias": one.call.optional("gate_up_bias"),
+            "hidden": hidden,
+            "rows": one.rows,
+        },
+        {
+            "TOP_K": one.top_k,
+            "F": one.ffn,
+            "K": one.hidden,
+            "X_STRIDE": x[0].strides[0],
+            **one.activation(),
+            **blocks.constants,
+            **_tiles(quantized, chosen, one.hidden),
+            "CHUNK": hidden_chunk(one),
+        },
+        warps=chosen.warps,
+        stages=chosen.stages,
+        dependent=schedule.dependent,
+    )
+
+
+def down_blocks(
+    one: Experts,
+    quantized: QuantizedExperts,
+    schedule: Schedule,
+    here: Expr,
+    blocks: Blocks,
+    hidden: Value,
+    made: Value,
+) -> None:
+    """Add the launches of down for blocks of choices. `here` is 1 for the steps that they are for, else 0."""
+    chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=False)
+    rows: tuple[Value, Value | None] = hidden, None
+    if needs_preparing(quantized.form) and not hidden_chunk(one):
+        rows = prepared_rows(Rows(hidden, one.choices, one.ffn), quantized.form, schedule, None, here)
+    schedule.launch(
+        quant_experts_down_tile,
+        (times(times(here, blocks.count), -(-one.hidden // chosen.block_n)),),
+        {
+            "hidden": rows[0],
+            "x_scales": rows[1],
+            **blocks.arguments,
+            **quantized.arguments,
+            "bias": one.call.optional("down_bias"),
+            "made": made,
+            "choices": one.choices,
+        },
+        {
+            "N": one.hidden,
+            "K": one.ffn,
+            **blocks.constants,
+            **_tiles(quantized, chosen, one.ffn),
+        },
+        warps=chosen.warps,
+        stages=chosen.stages,
+        dependent=schedule.dependent,
+    )
