@@ -7,7 +7,7 @@ import torch
 from triton_schedules import TESTED, new_schedule, run_lowering, some
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.experts import LOWERINGS, lower_experts
+from ingot.backends.triton.lower.experts.experts import LOWERINGS, lower_experts
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.formats import PARTS, find_format

@@ -14,11 +14,11 @@ from ingot.backends.triton.kernels.experts.groups import add_choices, group_choi
 from ingot.backends.triton.kernels.experts.matvec import experts_down_rows, experts_up_rows
 from ingot.backends.triton.kernels.experts.tile import experts_down_tile, experts_up_tile
 from ingot.backends.triton.launches import Expr, cdiv, greatest, least, minus, plus, times
-from ingot.backends.triton.lower.attention.heads import static
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.experts_call import Experts, read_experts
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import (
+from ingot.backends.triton.lower.experts.call import Experts, read_experts
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.quant import Blocks, down_alone, down_blocks, prepared_x, up_alone, up_blocks
+from ingot.backends.triton.lower.experts.tiles import (
     GroupTiles,
     Range,
     RowTiles,
@@ -28,7 +28,6 @@ from ingot.backends.triton.lower.experts_tiles import (
     ranges_of,
     row_tiles,
 )
-from ingot.backends.triton.lower.quant_experts import Blocks, down_alone, down_blocks, prepared_x, up_alone, up_blocks
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import block_of
 from ingot.backends.triton.lower.sizes import power_of_two

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles
+from ingot.backends.triton.lower.linear.weight import PLAIN
 from ingot.backends.triton.lower.problem import read_problem
-from ingot.backends.triton.lower.quant_tiles import QuantMatvecTiles
-from ingot.backends.triton.lower.weight import PLAIN
+from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.backends.triton.lower.quant_form import StoredForm
-from ingot.backends.triton.lower.quant_tiles import stage_bytes
+from ingot.backends.triton.lower.quant.form import StoredForm
+from ingot.backends.triton.lower.quant.tiles import stage_bytes
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.backends.triton.kernels.quant_constants import Elements, Rounded
-from ingot.backends.triton.lower.linear_call import static_size
+from ingot.backends.triton.kernels.quant.constants import Elements, Rounded
+from ingot.backends.triton.lower.linear.call import static_size
+from ingot.backends.triton.lower.linear.weight import Weight
 from ingot.backends.triton.lower.refused import Refused
-from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.formats import ELEMENTS, Activations, Format
 from ingot.ir.machine.gpus import FEATURES

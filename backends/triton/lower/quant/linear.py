@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import torch
 
-from ingot.backends.triton.kernels.quant_tile import quant_tile
+from ingot.backends.triton.kernels.quant.tile import quant_tile
 from ingot.backends.triton.launches import cdiv
-from ingot.backends.triton.lower.linear_call import Linear
-from ingot.backends.triton.lower.linear_choice import share_of
-from ingot.backends.triton.lower.linear_invariant import require_invariant
-from ingot.backends.triton.lower.linear_problem import LINEAR
-from ingot.backends.triton.lower.linear_tiles import Tiles
-from ingot.backends.triton.lower.prepared_rows import KERNEL_DTYPES, Rows, prepared_rows
-from ingot.backends.triton.lower.quant_form import StoredForm, form_of
-from ingot.backends.triton.lower.quant_matvec import launch_matvec, takes_one_token
-from ingot.backends.triton.lower.quant_tiles import many_tiles, quant_tiles
+from ingot.backends.triton.lower.linear.call import Linear
+from ingot.backends.triton.lower.linear.choice import share_of
+from ingot.backends.triton.lower.linear.invariant import require_invariant
+from ingot.backends.triton.lower.linear.problem import LINEAR
+from ingot.backends.triton.lower.linear.tiles import Tiles
+from ingot.backends.triton.lower.quant.form import StoredForm, form_of
+from ingot.backends.triton.lower.quant.matvec import launch_matvec, takes_one_token
+from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, Rows, prepared_rows
+from ingot.backends.triton.lower.quant.tiles import many_tiles, quant_tiles
 from ingot.backends.triton.lower.sizes import LEAST, padded_tokens
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from ingot.backends.triton.kernels.quant_constants import Elements
-from ingot.backends.triton.kernels.quant_matvec import quant_matvec
-from ingot.backends.triton.lower.linear_call import Linear
-from ingot.backends.triton.lower.quant_form import StoredForm
-from ingot.backends.triton.lower.quant_tiles import QUANT_MATVEC, QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.kernels.quant.constants import Elements
+from ingot.backends.triton.kernels.quant.matvec import quant_matvec
+from ingot.backends.triton.lower.linear.call import Linear
+from ingot.backends.triton.lower.quant.form import StoredForm
+from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles, matvec_tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.machine.gpus import FEATURES
 

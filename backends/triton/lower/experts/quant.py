@@ -3,16 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.backends.triton.kernels.quant_experts_rows import quant_experts_down_rows, quant_experts_up_rows
-from ingot.backends.triton.kernels.quant_experts_tile import quant_experts_down_tile, quant_experts_up_tile
+from ingot.backends.triton.kernels.experts.quant_rows import quant_experts_down_rows, quant_experts_up_rows
+from ingot.backends.triton.kernels.experts.quant_tile import quant_experts_down_tile, quant_experts_up_tile
 from ingot.backends.triton.launches import Expr, cdiv, times
-from ingot.backends.triton.lower.experts_call import Experts, QuantizedExperts
-from ingot.backends.triton.lower.experts_problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts_tiles import GroupTiles, quant_group_tiles
-from ingot.backends.triton.lower.linear_tiles import Product
-from ingot.backends.triton.lower.prepared_rows import KERNEL_DTYPES, Rows, needs_preparing, prepared_rows
-from ingot.backends.triton.lower.quant_matvec import chunk_of, one_token_elements
-from ingot.backends.triton.lower.quant_tiles import QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.lower.experts.call import Experts, QuantizedExperts
+from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.tiles import GroupTiles, quant_group_tiles
+from ingot.backends.triton.lower.linear.tiles import Product
+from ingot.backends.triton.lower.quant.matvec import chunk_of, one_token_elements
+from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, Rows, needs_preparing, prepared_rows
+from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles, matvec_tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import DTYPES
 

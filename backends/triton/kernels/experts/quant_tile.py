@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.experts_groups import find_block
-from ingot.backends.triton.kernels.experts_parts import joined
-from ingot.backends.triton.kernels.experts_tile import place_of
-from ingot.backends.triton.kernels.quant_tile import of_split, scaled_sums
+from ingot.backends.triton.kernels.experts.groups import find_block
+from ingot.backends.triton.kernels.experts.parts import joined
+from ingot.backends.triton.kernels.experts.tile import place_of
+from ingot.backends.triton.kernels.quant.tile import of_split, scaled_sums
 
 
 @triton.jit

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from ingot.backends.triton.kernels.prepare_rows import prepare_rows
+from ingot.backends.triton.kernels.quant.prepare_rows import prepare_rows
 from ingot.backends.triton.launches import Expr, times
-from ingot.backends.triton.lower.linear_call import Norm
-from ingot.backends.triton.lower.quant_form import StoredForm
+from ingot.backends.triton.lower.linear.call import Norm
+from ingot.backends.triton.lower.quant.form import StoredForm
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import PER_WARP
 from ingot.backends.triton.lower.sizes import power_of_two

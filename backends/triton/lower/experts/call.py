@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from ingot.backends.triton.kernels.quant_constants import ExpertSizes
+from ingot.backends.triton.kernels.quant.constants import ExpertSizes
 from ingot.backends.triton.launches import Expr, times
+from ingot.backends.triton.lower.attention.heads import static
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.experts_problem import ExpertsProblem
-from ingot.backends.triton.lower.heads import static
-from ingot.backends.triton.lower.quant_form import StoredForm, form_of
-from ingot.backends.triton.lower.quant_matvec import takes_one_token
+from ingot.backends.triton.lower.experts.problem import ExpertsProblem
+from ingot.backends.triton.lower.linear.weight import PLAIN, Weight, plain_weight, stored_weight
+from ingot.backends.triton.lower.quant.form import StoredForm, form_of
+from ingot.backends.triton.lower.quant.matvec import takes_one_token
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import FLOATS
-from ingot.backends.triton.lower.weight import PLAIN, Weight, plain_weight, stored_weight
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Value
 from ingot.ir.formats import find_format

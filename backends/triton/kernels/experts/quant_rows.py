@@ -8,16 +8,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.experts_parts import joined
-from ingot.backends.triton.kernels.quant_elements import outer_scales, scale_value
-from ingot.backends.triton.kernels.quant_matvec import (
+from ingot.backends.triton.kernels.experts.parts import joined
+from ingot.backends.triton.kernels.quant.elements import outer_scales, scale_value
+from ingot.backends.triton.kernels.quant.matvec import (
     block_added,
     row_addresses,
     scales_of_rows,
     stored_block,
     totals,
 )
-from ingot.backends.triton.kernels.quant_row import of_row, prepared
+from ingot.backends.triton.kernels.quant.row import of_row, prepared
 
 
 @triton.jit
