@@ -78,6 +78,9 @@ def _found(rewriter: Rewriter, node: fx.Node, weight: object) -> Parts | None:
     if isinstance(found, str):
         rewriter.refuse(node, found)
         return None
+    if len(shape) == 3 and (problem := found.format.obstacle((shape[1], shape[2]))):
+        rewriter.refuse(node, f"the format '{found.format.name}' cannot store the experts: {problem}")
+        return None
     return found
 
 

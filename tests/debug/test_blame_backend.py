@@ -194,7 +194,7 @@ def test_a_step_that_fails_between_instructions_names_the_last(
     kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_artifact(kernels(SMALL))
-    for bucket in loaded.executor._buckets:
+    for bucket in loaded.executor._lanes[0]:
         second = next(index for index, step in enumerate(bucket._steps) if step.what == "ingot.silu_mul")
         bucket._steps[second] = replace(bucket._steps[second], frees=(10**6,))
     verdict = blame(kernels(SMALL), SMALL, loaded=loaded)
@@ -222,7 +222,7 @@ def test_a_reused_buffer_is_named(kernels: Compiled, blame: Blame, monkeypatch: 
 
 def test_an_executor_that_gives_another_value_is_named(kernels: Compiled, blame: Blame) -> None:
     loaded = load_artifact(kernels("qwen3-scaled"))
-    for bucket in loaded.executor._buckets:
+    for bucket in loaded.executor._lanes[0]:
         norms = [index for index, step in enumerate(bucket._steps) if step.what == "ingot.add_rms_norm"]
         (first, _), *rest = bucket._steps[norms[1]].slots
         bucket._steps[norms[1]] = replace(bucket._steps[norms[1]], slots=((first, rest[0][1]), *rest))

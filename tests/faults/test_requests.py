@@ -224,7 +224,7 @@ def test_a_step_that_fails_ends_all_requests_and_the_next_ones_run(
     stream = llm.stream(PROMPTS, GREEDY)
     next(stream)
     with monkeypatch.context() as patch:
-        bucket = llm._loaded.executor._buckets[0]
+        bucket = llm._loaded.executor._lanes[0][0]
         patch.setattr(bucket, "_steps", [type(bucket._steps[0])(**{**vars(bucket._steps[0]), "run": fails})])
         with pytest.raises(BackendError, match=r"ingot\.feed failed: RuntimeError: out of luck"):
             llm.generate(PROMPTS, GREEDY)

@@ -47,7 +47,7 @@ def served(artifact: Path) -> tuple[list[Sequence[int]], dict[str, int]]:
     """Greedy tokens of all prompts, and how many steps each bucket class ran."""
     llm = LLM(artifact)
     steps: dict[str, int] = {}
-    for bucket in llm._loaded.executor._buckets:
+    for bucket in llm._loaded.executor._lanes[0]:
 
         def counted(*args: Any, begin: Callable[..., Any] = bucket.begin, name: str = bucket.plan.bucket.name) -> Any:
             steps[name] = steps.get(name, 0) + 1

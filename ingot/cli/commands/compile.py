@@ -222,6 +222,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
     for name, one in report.variants.items():
         out.print(f"\n{name}", style="bold", markup=False)
         _print_target(one)
+        _print_memory(one)
     if not report.variants:
         out.print()
         _print_target(report)
@@ -236,6 +237,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         print_sensitive(out, report.quantization)
     if report.numerics is not None:
         print_numerics(out, report.numerics)
+    if not report.variants:
+        _print_memory(report)
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
     following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
@@ -248,7 +251,7 @@ def _servable(report: "CompileReport") -> bool:
 
 
 def _print_target(report: "CompileReport") -> None:
-    """Print what was compiled for one target, and the memory that it takes."""
+    """Print what was compiled for one target."""
     from ingot.cli.views.quantization import quantization_text  # imports pydantic
 
     out = console()
@@ -269,6 +272,11 @@ def _print_target(report: "CompileReport") -> None:
             ]
         ),
     )
+
+
+def _print_memory(report: "CompileReport") -> None:
+    """Print the memory that serving takes on one target."""
+    out = console()
     out.print("\nMemory", style="bold")
     print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
 
