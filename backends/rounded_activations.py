@@ -4,13 +4,10 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from ingot.ir import ops
 from ingot.ir.backend import No
-from ingot.ir.formats import find_format
 from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.machine.target import Target
-from ingot.ir.ops import op_of
-from ingot.ir.program import named_arguments
+from ingot.ir.weights import formats_of_call
 
 # The GPU feature that converts to an element type. Without it, each conversion is a call of torch.
 _NEEDS = {"f8e4m3": "fp8"}
@@ -22,10 +19,10 @@ def unrounded(nodes: Sequence[fx.Node], target: Target) -> No | None:
     Otherwise return a refusal (No) that names the GPUs that have them. A CPU has them all.
     """
     for node in nodes:
-        if target.device != "cuda" or op_of(node.target) is not ops.quant_linear:
+        if target.device != "cuda":
             continue
-        rule = find_format(named_arguments(node)["format"]).activations
-        needed = None if rule is None else _NEEDS.get(rule.element)
-        if rule is not None and needed is not None and needed not in target.features:
-            return No(f"rounding activations to {rule.element} needs {FEATURES[needed].needs}")
+        for rule in (format.activations for format in formats_of_call(node)):
+            needed = None if rule is None else _NEEDS.get(rule.element)
+            if rule is not None and needed is not None and needed not in target.features:
+                return No(f"rounding activations to {rule.element} needs {FEATURES[needed].needs}")
     return None

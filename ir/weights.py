@@ -9,7 +9,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.formats import PARTS, Format, find_format
 from ingot.ir.ops import Op, op_of
-from ingot.ir.ops.expert_weights import WEIGHTS, part_parameter
+from ingot.ir.ops.expert_weights import PLAIN, WEIGHTS, part_parameter
 from ingot.ir.program import Program, named_arguments
 
 
@@ -37,7 +37,7 @@ class Matmul:
 
         The op is `linear` for a plain weight, else `quant_linear`.
         """
-        if self.weight.format.name == "plain":
+        if self.weight.format.name == PLAIN:
             return ops.linear, _trimmed([self.x, self.weight.parts["weight"], self.bias]), {}
         weight, scales, zeros, *others = [self.weight.parts.get(part) for part in PARTS]
         args = [self.x, weight, scales, zeros, self.bias, *others]
@@ -94,6 +94,16 @@ def experts_of(node: fx.Node) -> StoredExperts | None:
         given = {part: bound.pop(part_parameter(name, part)) for part in PARTS}
         weights[name] = StoredWeight(format, {part: given[part] for part in format.parts})
     return StoredExperts(weights, bound)
+
+
+def formats_of_call(node: fx.Node) -> list[Format]:
+    """Return the storage formats of the weights that a call multiplies by, other than "plain"."""
+    found = []
+    if (matmul := matmul_of(node)) is not None:
+        found = [matmul.weight.format]
+    elif (experts := experts_of(node)) is not None:
+        found = [one.format for one in experts.weights.values()]
+    return [format for format in found if format.name != PLAIN]
 
 
 def part_name(weight: str, part: str) -> str:

@@ -8,13 +8,15 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir import ops
 from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, No, RegionCompiler, Yes, alternatives, call_compilers
-from ingot.ir.errors import PassError
+from ingot.ir.errors import PassError, TargetError
 from ingot.ir.layout import Layout, layouts_of
-from ingot.ir.program import Program, Region, target_name
+from ingot.ir.program import Program, Region, is_call, target_name
 from ingot.ir.text import print_region_body
+from ingot.ir.weights import formats_of_call
 from ingot.passes.base import Contest, Pass, PassContext
 from ingot.passes.call_bodies import call_body
 from ingot.passes.rewrite import Rewriter
@@ -58,6 +60,15 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
     claims, reasons = claims_of(node, _outside_regions(rewriter, node, context))
     for reason in reasons:
         rewriter.refuse(node, reason)
+    if not claims and is_call(node, ops.experts.overload) and (formats := formats_of_call(node)):
+        names = " and ".join(dict.fromkeys(format.name for format in formats))
+        raise TargetError(
+            f"experts in format {names} do not run on {context.target.name}: {'; '.join(reasons)}",
+            where=f"%{node.name}, {node.meta.get('origin', '')}",
+            expected="a format that a backend of the target reads, such as int8",
+            hint="keep their numbers with --quantize-ignore, or dequantize the weights of a quantized checkpoint: "
+            '--passes "default,-adopt-quantized"; --backend reference computes them slowly',
+        )
     if not claims:
         by = f" by the mask {node.kwargs['mask']}" if "mask" in node.kwargs else ""
         other = "as backend='auto'" if context.target.device == "cpu" else "as backend='reference', which is slow"

@@ -1,6 +1,7 @@
 """Measure the experts of a mixture on this GPU, by model, tokens of a step, and routing.
 
-    python benchmarks/kernels/experts.py [--shape qwen3-30b-a3b] [--tokens 1,32] [--routings random] [--sweep]
+    python benchmarks/kernels/experts.py [--shape qwen3-30b-a3b] [--tokens 1,32] [--routings random]
+        [--format mxfp4] [--sweep]
 
 A call is the op `experts` of one layer, with all its launches. In the routing "same" all tokens choose the same
 experts, in "uniform" each expert is chosen equally often, and "random" draws them. A CUDA graph holds several calls.
@@ -9,12 +10,13 @@ of the last result are compared with the op's reference in float32. Bytes are th
 needs, and of its rows. Operations are those of all choices.
 
 With --sweep, each matmul is timed with several tile sizes first. The best ones are printed and used. With --block, the
-choices of a step are computed in blocks of this many, with 1 one by one, and not in those of a compile.
+choices of a step are computed in blocks of this many, with 1 one by one, and not in those of a compile. With --format,
+weights are stored in a quantized format, such as mxfp4, fp8_block128, int4_g128 or int8.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import benchmarks_path  # noqa: F401
@@ -41,10 +43,13 @@ from ingot.backends.triton.tune.experts import (
     expected,
     make_schedule,
 )
+from ingot.ir.errors import OptionError
+from ingot.ir.formats import find_format
+from ingot.ir.ops.expert_weights import PLAIN
 from ingot.ir.types import DTYPES
 
 TOKENS = "1,8,32,128,512,4096"
-# Sizes from the models' config.json. GPT-OSS is stored in MXFP4, and measured here with its experts in bf16.
+# Sizes from the models' config.json. GPT-OSS is stored in MXFP4: --format mxfp4.
 MODELS: Mapping[str, Mixture] = {
     "qwen3-30b-a3b": Mixture(2048, 768, 128, 8),
     "gpt-oss-20b": Mixture(2880, 2880, 32, 4, biases=True, activation="clamped"),
@@ -67,7 +72,8 @@ class Case:
     @property
     def what(self) -> str:
         block = "" if self.block is None else f", blocks of {self.block}"
-        return f"{self.model}, {self.tokens} token{'s' * (self.tokens > 1)}, {self.routing}{block}"
+        format = "" if self.mixture.formats[0] == PLAIN else f", {self.mixture.formats[0]}"
+        return f"{self.model}{format}, {self.tokens} token{'s' * (self.tokens > 1)}, {self.routing}{block}"
 
     def different(self) -> int:
         """Return how many different experts the step needs: those of a draw with the seed of the measurement."""
@@ -85,9 +91,19 @@ def generator() -> torch.Generator:
     return torch.Generator(device.DEVICE).manual_seed(2)
 
 
-def cases(shape: str, tokens: list[int], routings: list[str], block: int | None = None) -> Iterator[Case]:
-    """Yield the calls to measure. With one token, a routing at random is as any other."""
+def cases(
+    shape: str, tokens: list[int], routings: list[str], block: int | None = None, format: str = PLAIN
+) -> Iterator[Case]:
+    """Yield the calls to measure. With one token, a routing at random is as any other.
+
+    Raises OptionError for an unknown format, and for one that the weights of a model do not fit.
+    """
+    stored = find_format(format)
     for model, mixture in MODELS.items():
+        problems = [stored.obstacle(shape[1:]) for shape in mixture.shapes.values()] if shape in (model, ALL) else []
+        if problem := next(filter(None, problems), None):
+            raise OptionError(f"format '{format}' does not fit {model}: {problem}", expected="another format or shape")
+        mixture = replace(mixture, formats=(format, format))
         if shape in (model, ALL):
             for step, routing in itertools.product(tokens, routings):
                 if step > 1 or routing == routings[0]:
@@ -143,12 +159,12 @@ class Bench:
 def problems(machine: Machine, case: Case) -> list[ExpertsProblem]:
     """Return the two matmuls that compute a step. Its class may have others, for steps of other sizes."""
     mixture, block = case.mixture, case.block
-    if block is None:
-        bounds = bucket_of(case.tokens).tokens
-        ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32")
-        block = next(part.block for part in ranges if case.tokens <= part.most)
     schedule, _ = make_schedule(machine, mixture, case.tokens, block=case.block)
     found = [ExpertsProblem.of(choice) for choice in schedule.choices if choice.kernel == EXPERTS]
+    if block is None:
+        bounds, alone = bucket_of(case.tokens).tokens, any(problem.block == 1 for problem in found)
+        ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32", alone=alone)
+        block = next(part.block for part in ranges if case.tokens <= part.most)
     return [problem for problem in found if problem.block == block]
 
 
@@ -157,11 +173,12 @@ def main() -> None:
     parser.add_argument("--tokens", default=TOKENS, help="tokens of steps, separated by commas")
     parser.add_argument("--routings", default=",".join(ROUTINGS), help="routings, separated by commas")
     parser.add_argument("--block", type=int, choices=(1, 16, 32, 64, 128), help="choices of a block")
+    parser.add_argument("--format", default=PLAIN, help="the storage format of the weights")
     parser.add_argument("--sweep", action="store_true", help="search tile sizes first")
     options = parser.parse_args()
     bench = Bench(this_machine(), options.sweep)
     steps = list(map(int, options.tokens.split(",")))
-    found = cases(options.shape, steps, options.routings.split(","), options.block)
+    found = cases(options.shape, steps, options.routings.split(","), options.block, options.format)
     peak = Peak(copy_bandwidth("cuda"), product_rate())
     work = ((case.call, partial(bench.measure, case)) for case in found)
     figures, missing = measure_figures("experts", work, peak, options.seconds)

@@ -24,6 +24,7 @@ from ingot.backends.triton.tune import attention as tune_attention
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune import experts as tune_experts
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.ir.errors import OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import paged_attention
 
@@ -293,9 +294,9 @@ def test_experts_are_those_that_a_step_needs(on_cpu: Script, shape: str) -> None
         assert case.call.flop == case.tokens * mixture.top_k * 3 * 2 * mixture.hidden * mixture.ffn
 
 
-def small_experts(experts: Any, tokens: int, routing: str, block: int | None = None) -> Any:
+def small_experts(experts: Any, tokens: int, routing: str, block: int | None = None, format: str = "plain") -> Any:
     """In float32."""
-    mixture = experts.Mixture(48, 32, 8, 2, dtype="f32", biases=True, activation="clamped")
+    mixture = experts.Mixture(32, 32, 8, 2, dtype="f32", biases=True, activation="clamped", formats=(format, format))
     return experts.Case("small", mixture, tokens, routing, block)
 
 
@@ -308,6 +309,18 @@ def test_experts(on_cpu: Script, tokens: int, routing: str, block: int | None) -
     experts = on_cpu("experts")
     bench = experts.Bench(MACHINE, sweep=False)
     assert bench.measure(small_experts(experts, tokens, routing, block)) == {"triton": [1e-3 / 2] * 11}
+
+
+@interpreted
+def test_experts_in_a_format(on_cpu: Script) -> None:
+    experts = on_cpu("experts")
+    case = small_experts(experts, 3, "random", 16, "mxfp4")
+    assert case.what == "small, mxfp4, 3 tokens, random, blocks of 16"
+    assert experts.Bench(MACHINE, sweep=False).measure(case) == {"triton": [1e-3 / 2] * 11}
+    plain, stored = (next(experts.cases("gpt-oss-20b", [1], ["same"], format=one)) for one in ("plain", "mxfp4"))
+    assert 3.7 < plain.call.bytes / stored.call.bytes < 3.77  # 16 bits, and 4 + 8 / 32; biases stay floats
+    with pytest.raises(OptionError, match="format 'int4_g128' does not fit gpt-oss-20b: rows of 2880"):
+        next(experts.cases("gpt-oss-20b", [1], ["same"], format="int4_g128"))
 
 
 @interpreted

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
@@ -16,16 +17,21 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.experts import lower_experts
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
+from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
 from ingot.ir import ops
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.artifact.tuning import Choice
+from ingot.ir.formats import ELEMENTS, find_format, quantize
+from ingot.ir.formats.stacked import stack_types
+from ingot.ir.ops.expert_weights import PLAIN, WEIGHTS, part_parameter
 from ingot.ir.types import DTYPES, TensorType
 
-AnyTiles = RowTiles | GroupTiles
+AnyTiles = RowTiles | GroupTiles | QuantMatvecTiles
 TRAFFIC = 1 << 31  # least bytes that a graph reads: half a millisecond, against some microseconds for its launch
 MOST_CALLS = 16  # most calls of a graph: recording a call takes longer than running it
 CHECKED = 256  # most rows of a result that are compared with the reference
@@ -35,7 +41,10 @@ _MOST_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Mixture:
-    """The sizes of a mixture's experts, and what they compute: the arguments of the op `experts`."""
+    """The sizes of a mixture's experts, and what they compute: the arguments of the op `experts`.
+
+    `formats` are the storage formats of gate and up, and of down.
+    """
 
     hidden: int
     ffn: int
@@ -44,22 +53,39 @@ class Mixture:
     dtype: str = "bf16"
     biases: bool = False
     activation: str = "silu"
+    formats: tuple[str, str] = (PLAIN, PLAIN)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the weights and biases by parameter name."""
-        found: dict[str, tuple[int, ...]] = {
+    def types(self) -> dict[str, TensorType]:
+        """Return the types of the tensors that store the weights, and of the biases, by parameter name."""
+        dtype = DTYPES[self.dtype]
+        found = {
+            part_parameter(name, part): one
+            for name, format in zip(WEIGHTS, self.formats, strict=True)
+            for part, one in stack_types(self.shapes[name], find_format(format), dtype).items()
+        }
+        if self.biases:
+            found |= {f"{name}_bias": TensorType(dtype, self.shapes[name][:2]) for name in WEIGHTS}
+        return found
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the attributes of the op."""
+        formats = {f"{name}_format": one for name, one in zip(WEIGHTS, self.formats, strict=True)}
+        return {"activation": self.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False, **formats}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Return the shapes of the weights by name, [E, rows, columns]."""
+        return {
             "gate_up": (self.experts, 2 * self.ffn, self.hidden),
             "down": (self.experts, self.hidden, self.ffn),
         }
-        if self.biases:
-            found |= {"gate_up_bias": found["gate_up"][:2], "down_bias": found["down"][:2]}
-        return found
 
     @property
     def expert_bytes(self) -> int:
         """Return the bytes of the weights and biases of one expert."""
-        return sum(math.prod(shape[1:]) for shape in self.shapes.values()) * DTYPES[self.dtype].itemsize
+        return sum(math.prod(one.bind({})[1:]) * one.dtype.itemsize for one in self.types.values())
 
 
 def bucket_of(tokens: int) -> BucketClass:
@@ -91,13 +117,11 @@ def make_schedule(
         "x": TensorType(dtype, ("T", mixture.hidden)),
         "weights": TensorType(torch.float32, ("T", mixture.top_k)),
         "chosen": TensorType(torch.int32, ("T", mixture.top_k)),
-        **{name: TensorType(dtype, shape) for name, shape in mixture.shapes.items()},
+        **mixture.types,
     }
-    values: dict[str, Value | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
+    values: dict[str, Value | None] = dict.fromkeys(ops.experts.parameters.names[: ops.experts.parameters.positional])
     values |= {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-    formats = {"gate_up_format": "plain", "down_format": "plain"}
-    attributes = {"activation": mixture.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False, **formats}
-    call = Call("experts", values, attributes, (types["x"],))
+    call = Call("experts", values, mixture.options, (types["x"],))
     return schedule, lower_experts(call, schedule, block)[0]
 
 
@@ -114,14 +138,24 @@ def chosen_by(routing: str, tokens: int, mixture: Mixture, generator: torch.Gene
 
 
 def draw_weights(mixture: Mixture, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return random weights and biases of a mixture, in the order of the op's parameters."""
-    found = []
-    for shape in mixture.shapes.values():
-        tensor = torch.empty(shape, dtype=DTYPES[mixture.dtype], device=device.DEVICE)
-        for part in tensor:  # expert by expert: the numbers are float32 at first
-            part.copy_(torch.randn(part.shape, generator=generator, device=device.DEVICE) * part.shape[-1] ** -0.5)
-        found.append(tensor)
-    return found
+    """Return random tensors that store the weights and biases of a mixture, in the order of `Mixture.types`."""
+    found = {
+        name: torch.empty(one.bind({}), dtype=one.dtype, device=device.DEVICE) for name, one in mixture.types.items()
+    }
+
+    def randn(*shape: int) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=generator, device=device.DEVICE)
+        return drawn * float(shape[-1] ** -0.5)
+
+    for name, format in zip(WEIGHTS, mixture.formats, strict=True):
+        experts, rows, columns = mixture.shapes[name]
+        for expert in range(experts):  # one by one: the numbers are float32 at first
+            made = quantize(randn(rows, columns).to(DTYPES[mixture.dtype]), find_format(format))
+            for part, one in made.items():
+                found[part_parameter(name, part)][expert].copy_(one)
+            if mixture.biases:
+                found[f"{name}_bias"][expert].copy_(randn(rows))
+    return list(found.values())
 
 
 def draw_calls(
@@ -143,9 +177,15 @@ def draw_calls(
 def expected(mixture: Mixture, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the first rows of a call's result, at most CHECKED, computed in float32 by the op's reference."""
     x, shares, chosen, *weights = inputs
-    rows = (x[:CHECKED].float(), shares[:CHECKED], chosen[:CHECKED])
-    options = {"activation": mixture.activation, "limit": 7.0, "alpha": 1.702}
-    result: torch.Tensor = ops.experts.reference(*rows, *(one.float() for one in weights), **options)
+    given = dict(zip(mixture.types, weights, strict=True))
+    floats = {
+        "gate_up_bias",
+        "down_bias",
+        *(name for name, one in zip(WEIGHTS, mixture.formats, strict=True) if one == PLAIN),
+    }
+    given = {name: one.float() if name in floats else one for name, one in given.items()}
+    rows = {"x": x[:CHECKED].float(), "weights": shares[:CHECKED], "chosen": chosen[:CHECKED]}
+    result: torch.Tensor = ops.experts.reference(**rows, **given, **mixture.options)
     return result
 
 
@@ -161,7 +201,11 @@ class TimedExperts:
 def mixture_of(problem: ExpertsProblem) -> Mixture:
     """Return a mixture that has the matmul `problem`."""
     hidden, ffn = (problem.depth, problem.columns) if problem.gated else (problem.columns, problem.depth)
-    return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype)
+    # The other matmul has the same format, if its weight fits it.
+    fits = find_format(problem.packing).obstacle((problem.depth, problem.columns)) is None
+    other = problem.packing if fits else PLAIN
+    formats = (problem.packing, other) if problem.gated else (other, problem.packing)
+    return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype, formats=formats)
 
 
 def tokens_of(problem: ExpertsProblem) -> int:
@@ -220,6 +264,10 @@ def compile_all(machine: Machine, problem: ExpertsProblem, tiles: AnyTiles) -> N
 
 def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
     """Return the tile sizes of a matmul that was not tuned."""
+    if problem.packing != PLAIN:
+        schedule, _ = make_schedule(machine, mixture_of(problem), tokens_of(problem))
+        made = (one for one in schedule.choices if one.kernel == EXPERTS)
+        return next(problem.tiles_kind(**one.tiles) for one in made if ExpertsProblem.of(one) == problem)
     itemsize = DTYPES[problem.dtype].itemsize
     if problem.block == 1:
         sums = 0 if problem.gated else problem.top_k
@@ -229,7 +277,10 @@ def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
 
 def candidates(problem: ExpertsProblem, machine: Machine) -> list[AnyTiles]:
     """Return the tile sizes to time for a matmul: those of a compile, and others that fit."""
-    found = _row_candidates(problem) if problem.block == 1 else _group_candidates(problem, machine)
+    if problem.block > 1:
+        found = _group_candidates(problem, machine)
+    else:
+        found = _row_candidates(problem) if problem.packing == PLAIN else _quantized_row_candidates(problem)
     return list(dict.fromkeys([known(problem, machine), *found]))
 
 
@@ -242,11 +293,24 @@ def _row_candidates(problem: ExpertsProblem) -> Iterator[AnyTiles]:
             yield RowTiles(block_n, block_k, warps)
 
 
+def _quantized_row_candidates(problem: ExpertsProblem) -> Iterator[AnyTiles]:
+    """Yield tile sizes for a quantized weight. A thread multiplies 16 bytes of a row at once."""
+    bits = ELEMENTS[find_format(problem.packing).element].bits
+    for rows, warps, held in itertools.product((2, 4, 8, 16, 32), (1, 2, 4, 8), (4, 8, 16)):
+        block_k = min(128 // bits * 32 * warps, power_of_two(problem.depth))
+        # Programs of down hold their rows, whatever `held` says.
+        if held <= 2 * rows and (problem.gated or (held == 4 and rows < 32)):
+            yield QuantMatvecTiles(rows, block_k, warps, held)
+
+
 def _group_candidates(problem: ExpertsProblem, machine: Machine) -> Iterator[AnyTiles]:
     parts, itemsize = 2 if problem.gated else 1, DTYPES[problem.dtype].itemsize
+    weight_bits = 8 * itemsize
+    if problem.packing != PLAIN:
+        weight_bits = ELEMENTS[find_format(problem.packing).element].bits
     for block_n, block_k, warps, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (1, 2, 3)):
-        rows = parts * block_n + problem.block
-        stages = min(6, (shared_memory(machine.sm) // programs - 4096) // (rows * block_k * itemsize))
+        row = parts * block_n * weight_bits // 8 + problem.block * itemsize
+        stages = min(6, (shared_memory(machine.sm) // programs - 4096) // (row * block_k))
         # A thread holds up to 128 sums, and a program of few rows has few warps.
         sums = parts * block_n * problem.block // (32 * warps)
         if stages < 2 or sums > 128 or block_k >= 2 * problem.depth or block_n >= 2 * problem.columns:
@@ -257,6 +321,6 @@ def _group_candidates(problem: ExpertsProblem, machine: Machine) -> Iterator[Any
 
 def more_candidates(problem: ExpertsProblem, tiles: AnyTiles) -> list[AnyTiles]:
     """Return variants of `tiles`, the best tile sizes so far, with other orders of programs."""
-    if isinstance(tiles, RowTiles):
+    if not isinstance(tiles, GroupTiles):
         return []
     return [replace(tiles, together=together) for together in (1, 2, 4, 8, 16) if together != tiles.together]

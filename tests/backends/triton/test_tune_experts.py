@@ -24,16 +24,44 @@ PROBLEMS = [
     for gated in (True, False)
     for block in (1, 16, 32, 64, 128)
 ]
+QUANTIZED = [
+    ExpertsProblem(128, 8, *sizes, gated=gated, block=block, dtype="bf16", packing=packing)
+    for packing in ("mxfp4", "fp8_block128", "int4_g128", "int8")
+    for gated, sizes in ((True, (768, 2048)), (False, (2048, 768)))
+    for block in (1, 16, 64, 128)
+]
 SMALL = [
     (ExpertsProblem(8, 2, 20, 48, gated=True, block=1, dtype="f32"), RowTiles(2, 32, 4)),
     (ExpertsProblem(8, 2, 48, 20, gated=False, block=1, dtype="f32"), RowTiles(4, 16, 4)),
     (ExpertsProblem(8, 2, 20, 48, gated=True, block=16, dtype="f32"), GroupTiles(16, 16, 4, 2)),
     (ExpertsProblem(8, 2, 48, 20, gated=False, block=16, dtype="f32"), GroupTiles(32, 32, 4, 2, together=2)),
+    (ExpertsProblem(8, 2, 32, 64, True, 16, "f32", "mxfp4"), GroupTiles(16, 32, 4, 2)),
+    (ExpertsProblem(8, 2, 64, 32, False, 16, "f32", "int8"), GroupTiles(32, 32, 4, 2, together=2)),
 ]
 
 
 def choice_of(problem: ExpertsProblem, tiles: experts.AnyTiles) -> Choice:
     return Choice(kernel=EXPERTS, problem=problem.fields(), tiles=asdict(tiles), source="heuristic")
+
+
+@pytest.mark.parametrize("problem", QUANTIZED, ids=str)
+def test_candidates_of_quantized_weights(problem: ExpertsProblem) -> None:
+    found = experts.candidates(problem, H200)
+    assert found[0] == experts.known(problem, H200) and 5 < len(set(found)) == len(found)
+    for tiles in [*found, *experts.more_candidates(problem, found[0])]:
+        choice = choice_of(problem, tiles)
+        check_tiles([choice])
+        assert ExpertsProblem.of(choice) == problem and isinstance(tiles, problem.tiles_kind)
+    last = found[-1]
+    schedule, _ = experts.make_schedule(H200, experts.mixture_of(problem), experts.tokens_of(problem), {problem: last})
+    name = "quant_experts_up" if problem.gated else "quant_experts_down"
+    size = "ROWS" if problem.block == 1 else "BLOCK_N"
+    runs = [
+        launch.constants[size]
+        for launch in schedule.launches
+        if launch.kernel.fn.__name__.startswith(name) and launch.constants.get("TOKENS", 1) == problem.block
+    ]
+    assert runs == [last.block_n if isinstance(last, GroupTiles) else last.rows]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
