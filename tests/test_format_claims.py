@@ -1,11 +1,15 @@
 """Formats that a target does not run: the error names targets and the nearest format, before anything is traced."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from quantized_files import MODEL, Tensors, Written, write_quantized
+from tiny import TINY
 
+from ingot import compile_model
 from ingot.compile.competing import competing
 from ingot.compile.format_claims import nearest, targets
 from ingot.compile.request import Request
@@ -100,3 +104,17 @@ def test_rotations_have_no_kernel() -> None:
     for name in ("i8/1x*:f32/rotated_in=16", "i8/1x*:f32/rotated_out=16"):
         assert nearest(find_format(name), target, competing("auto", target), deterministic=False) == "int8"
         assert "sm_90" in targets(find_format(name), deterministic=False)
+
+
+def test_experts_without_a_kernel(tmp_path: Path) -> None:
+    """References would read the routing on the host in each step, so a GPU has kernels for experts, or an error."""
+    tiny = TINY["qwen3_moe-plain"]
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 1}
+    folder = replace(tiny, config={**tiny.config, **sizes}).write(tmp_path / "m")
+    options: dict[str, Any] = {**LIMITS, "quantize_ignore": ["*.self_attn.*"], "dtype": "bfloat16"}
+    text = "experts in format nf4 do not run on sm_90: .*no kernel for elements nf4"
+    with pytest.raises(TargetError, match=text) as one:
+        compile_model(folder, tmp_path / "a.ingot", target="sm_90", quantize="nf4", **options)
+    assert "layer 0" in one.value.where and "--quantize-ignore" in one.value.hint and one.value.exit_code == 2
+    with pytest.raises(TargetError, match=r"the format 'fp8' does not run on sm_80: .*needs sm_89 or newer"):
+        compile_model(folder, tmp_path / "a.ingot", target="sm_80", quantize="fp8", **options)

@@ -146,14 +146,14 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
     # With one token most experts get none.
     return [
-        stored("mxfp4", "mxfp4", biased=True, activation=CLAMPED),
-        stored("int4_g32_asym", "int8", biased=False),
-        stored("int8_tensor", "int8_g32", biased=False),
         Sample((*routed(6, 2), *matrices)),
         Sample((*routed(6, 3), *matrices), {"activation": "gelu"}),
         Sample((*routed(6, 1), *matrices), {"activation": "gelu_tanh", "weigh_input": True}),
         Sample((*routed(6, 2), *matrices, *biases), {"activation": CLAMPED, "limit": 0.4, "alpha": 1.5}),
         Sample((*routed(1, 1), *matrices)),
+        stored("mxfp4", "mxfp4", biased=True, activation=CLAMPED),
+        stored("int4_g32_asym", "int8", biased=False),
+        stored("int8_tensor", "int8_g32", biased=False),
     ]
 
 

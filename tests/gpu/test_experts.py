@@ -4,6 +4,7 @@ have the tokens and logits of the references."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from tiny import CHECKPOINTS
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.triton import load as triton
 from ingot.backends.triton.emit import Triton
+from ingot.ir import ops
+from ingot.ir.formats import PARTS, find_format
+from ingot.ir.formats.stacked import quantize_stack
 from ingot.ir.numerics.tolerances import compare
 from ingot.runtime.cuda.graphs.sizes import is_capturable
 from ingot.runtime.loading.load_context import on_one_device
@@ -84,6 +88,63 @@ def test_one_graph_serves_all_routings(tokens: int, dtype: torch.dtype, tmp_path
         asked = OneCall("experts", (x, weights, chosen, *matrices), call.kwargs)
         problem = difference(asked, found[:1])
         assert problem is None, f"{name}: {problem}"
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8", "fp8_block128", "int4_g128", "int8", "nvfp4"])
+@pytest.mark.parametrize("tokens", (1, 3, 16, 100, 1000))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_quantized_weights_in_a_graph(tokens: int, format: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """One graph serves all routings with the results of the op in float32, whose activations round alike."""
+    g, hidden, ffn = torch.Generator().manual_seed(tokens), 384, 256
+    made = [
+        quantize_stack(torch.randn(EXPERTS, *shape, generator=g) * shape[1] ** -0.5, find_format(format))
+        for shape in ((2 * ffn, hidden), (hidden, ffn))
+    ]
+    biases = [(torch.randn(EXPERTS, size, generator=g)).to(dtype) for size in (2 * ffn, hidden)]
+    parts = [one.get(part) for one in made for part in PARTS[1:]]
+    x, weights = torch.randn(tokens, hidden, generator=g).to(dtype), torch.rand(tokens, TOP_K, generator=g)
+    given = routings(tokens, g)
+    options = {"activation": "clamped", "gate_up_format": format, "down_format": format}
+    args = (x, weights, given["random"], *(one["weight"] for one in made), *biases, *parts)
+    call = OneCall("experts", args, options)
+    executable = Triton().emit(call.body(), "experts", TARGET, tmp_path)
+    execute = triton.load(executable, tmp_path, on_one_device("cuda"))
+    on_device = [moved(tensor, "cuda") for tensor in call.tensors]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        execute(*on_device)
+        torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (result,) = execute(*on_device)
+    for name, chosen in given.items():
+        on_device[2].copy_(chosen)
+        result.fill_(float("nan"))
+        graph.replay()
+        exact = [x.float(), weights, chosen, *args[3:5], *(one.float() for one in biases), *parts]
+        wanted = ops.experts.reference(*exact, **options)
+        # The hidden rows are rounded to the dtype, and then to the format's activations.
+        problem = compare(result.cpu(), wanted, dtype, factor=FACTOR if "fp8" in format else 4.0)
+        assert problem is None, f"{name}: {problem}"
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int8", "fp8"])
+def test_a_model_with_quantized_experts_has_the_tokens_of_the_references(
+    format: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64}
+    tiny = replace(CHECKPOINTS["qwen3_moe-plain"], config={**CHECKPOINTS["qwen3_moe-plain"].config, **sizes})
+    stored = tiny.write(tmp_path / "m")
+    options: dict[str, Any] = {"quantize": format, "quantize_ignore": ["*.self_attn.*"], **LIMITS}
+    plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
+    compile_model(stored, plain, target="cpu", backend="reference", dtype="float32", **options)
+    compile_model(stored, compiled, target="cuda", dtype="float32", **options)
+    buckets = load_artifact(compiled, num_pages=64).plan.buckets
+    routed = [one for bucket in buckets for one in bucket.instructions if one.target == "ingot.experts"]
+    assert routed and all(one.backend == "triton" for one in routed) and all(map(is_capturable, buckets))
+    prompts = tiny.prompts()
+    jobs = [Job(str(path), prompts, [prompts[-1]], NEW_TOKENS, chunked=False) for path in (plain, compiled)]
+    expected, found = (serve(job) for job in jobs)
+    assert found.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe-plain", "gpt_oss-yarn", "phimoe-biased", "qwen2_moe-shared"])
