@@ -11,7 +11,7 @@ from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, quant_group_tiles
 from ingot.backends.triton.lower.linear.tiles import Product
 from ingot.backends.triton.lower.quant.matvec import chunk_of, one_token_elements
-from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, Rows, needs_preparing, prepared_rows
+from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, GivenRows, needs_preparing, prepared_rows
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles, matvec_tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import DTYPES
@@ -166,7 +166,7 @@ def prepared_x(one: Experts, schedule: Schedule, here: Expr) -> tuple[Value, Val
     quantized = one.quantized.get("gate_up")
     if quantized is None or not needs_preparing(quantized.form):
         return one.x, None
-    return prepared_rows(Rows(one.x, one.rows, one.hidden), quantized.form, schedule, None, here)
+    return prepared_rows(GivenRows(one.x, one.rows, one.hidden), quantized.form, schedule, None, here)
 
 
 def up_blocks(
@@ -221,7 +221,7 @@ def down_blocks(
     chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=False)
     rows: tuple[Value, Value | None] = hidden, None
     if needs_preparing(quantized.form) and not hidden_chunk(one):
-        rows = prepared_rows(Rows(hidden, one.choices, one.ffn), quantized.form, schedule, None, here)
+        rows = prepared_rows(GivenRows(hidden, one.choices, one.ffn), quantized.form, schedule, None, here)
     schedule.launch(
         quant_experts_down_tile,
         (times(times(here, blocks.count), -(-one.hidden // chosen.block_n)),),

@@ -18,7 +18,7 @@ from ingot.backends.triton.lower.linear.problem import LINEAR
 from ingot.backends.triton.lower.linear.tiles import Tiles
 from ingot.backends.triton.lower.quant.form import StoredForm, form_of
 from ingot.backends.triton.lower.quant.matvec import launch_matvec, takes_one_token
-from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, Rows, prepared_rows
+from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, GivenRows, prepared_rows
 from ingot.backends.triton.lower.quant.tiles import many_tiles, quant_tiles
 from ingot.backends.triton.lower.sizes import LEAST, padded_tokens
 from ingot.backends.triton.schedule import Schedule, Value
@@ -85,7 +85,7 @@ def _prepared(linear: Linear, form: StoredForm, schedule: Schedule, tokens: int 
     The matmul kernel is compiled for `tokens` rows; None: any number.
     """
     stored = linear.weight.part("input_scale") if form.rounded.stored else None
-    given = Rows(linear.x, linear.rows, linear.depth, linear.norm, stored, linear.weight.part("order"))
+    given = GivenRows(linear.x, linear.rows, linear.depth, linear.norm, stored, linear.weight.part("order"))
     return prepared_rows(given, form, schedule, tokens)
 
 

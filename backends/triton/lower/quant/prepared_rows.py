@@ -30,7 +30,7 @@ KERNEL_DTYPES = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class GivenRows:
     """The rows of x [rows, depth] that a matmul multiplies, and what precedes it.
 
     `norm` is a fused norm. `stored` is the stored scale of x, f32[1]. `order` i32[depth] lists the column of x for each
@@ -51,7 +51,7 @@ def needs_preparing(form: StoredForm) -> bool:
 
 
 def prepared_rows(
-    given: Rows, form: StoredForm, schedule: Schedule, tokens: int | None, here: Expr = 1
+    given: GivenRows, form: StoredForm, schedule: Schedule, tokens: int | None, here: Expr = 1
 ) -> tuple[Value, Value | None]:
     """Return x as the matmul reads it, and its scales: normed, rounded and reordered, if the matmul needs that.
 
