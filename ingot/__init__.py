@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingot.compile.driver import CompileReport, compile_model
+    from ingot.compile.compile_report import CompileReport
+    from ingot.compile.driver import compile_model
     from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
     from ingot.ir.machine.target import Target
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
 _HOMES = {
-    "CompileReport": "ingot.compile.driver",
+    "CompileReport": "ingot.compile.compile_report",
     "compile_model": "ingot.compile.driver",
     "Verdict": "ingot.debug.bisect",
     "bisect": "ingot.debug.bisect",

@@ -12,7 +12,7 @@ from drawn import in_one_of
 from serve_artifact import Job, serve
 
 from ingot import compile_model
-from ingot.compile.driver import CompileReport
+from ingot.compile.compile_report import CompileReport
 from ingot.compile.request import Request
 from ingot.debug.bisect.driver import bisect
 from ingot.ir.errors import CalibrationError, OptionError

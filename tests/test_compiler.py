@@ -22,7 +22,8 @@ from tiny import TINY
 import ingot.compile.identity
 from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
-from ingot.compile.driver import CompileReport, _few_collections
+from ingot.compile.compile_report import CompileReport
+from ingot.compile.driver import _few_collections
 from ingot.compile.identity import exe_key
 from ingot.compile.request import Request
 from ingot.ir.errors import CheckpointError

@@ -122,7 +122,7 @@ def test_the_variant_of_this_machine_is_opened(made: CompileReport, monkeypatch:
     assert open_artifact(made.output).manifest.target["name"] == "cpu"
     plug(monkeypatch, TYPICAL[name])
     assert open_artifact(made.output).manifest.target["name"] == name
-    # Nothing falls back to the CPU: a machine with another GPU is told which variants there are.
+    # There is no fallback to the CPU: a machine with another GPU is told which variants there are.
     plug(monkeypatch, TYPICAL["sm_89"])
     for use in (open_artifact, load_artifact, LLM):
         with pytest.raises(

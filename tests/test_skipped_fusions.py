@@ -14,7 +14,7 @@ from staged import BUCKET, LIMITS, pass_context, staged
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.compile.driver import CompileReport
+from ingot.compile.compile_report import CompileReport
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace

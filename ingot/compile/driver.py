@@ -15,13 +15,14 @@ from typing import Any
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.adapted_entry import DEFAULT_LORA_RANK
 from ingot.compile.cache import cache_folder, locked
+from ingot.compile.compile_report import CompileReport
 from ingot.compile.contents import backend_times, manifest_of, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
 from ingot.compile.folder_writer import WritableFiles
 from ingot.compile.golden import InstructionSeconds
 from ingot.compile.identity import Document
 from ingot.compile.merged_plans import merged_plans, resident_params, stage_folders, staged_plans
-from ingot.compile.numerics import NumericsCheck, NumericsReport
+from ingot.compile.numerics import NumericsCheck
 from ingot.compile.packing import Packed, Wanted, pack_weights
 from ingot.compile.publish import ArtifactWriter, Sealed, VariantFiles
 from ingot.compile.request import Request
@@ -35,64 +36,18 @@ from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.artifact.manifest_file import VARIANTS_FOLDER
 from ingot.ir.artifact.plan import PlanFile, Plans
-from ingot.ir.artifact.quantization import QUANTIZATION, QuantizationRecord
+from ingot.ir.artifact.quantization import QUANTIZATION
 from ingot.ir.artifact.trace import Level
 from ingot.ir.errors import OptionError, UserBackendError
 from ingot.ir.mesh import STAGES, within_stage
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
 from ingot.passes.base import PassContext
-from ingot.passes.choose_layouts import SecondCopy, second_copies
+from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered, OnPass, run_pipeline
 from ingot.passes.stages import first_layers
 from ingot.rounding.check import RoundingCheck
 from ingot.runtime.loading.variants import variant_folder
-
-
-@dataclass(frozen=True)
-class CompileReport:
-    """The result of a compile, as `compile_model` returns it.
-
-    - `seconds`: the time of each phase
-    - `regions`: the number of calls of regions (calls compiled together), over all bucket classes (ranges of step
-      sizes)
-    - `distinct_regions`: the number of different executables (compiled code) of regions
-    - `cached_executables`: how many of these the cache had
-    - `second_copies`: the weights that are stored in two layouts
-    - `numerics`: None unless `check_numerics` was set
-    - `origin`: the commit of a checkpoint on the hub, as "org/name@COMMIT"; "" for a local folder
-    - `notes`: parts of the checkpoint that are ignored, or read differently from how they are written
-    - `rounding`: the scores of the fusions; its `risks` were skipped
-    - `quantization`: how weights were quantized with a calibration text; None without one
-    - `dropped`: backends of other packages that failed and are left out, each with the reason; `notes` has them too
-    - `tried`: whether code for such machines has ever run on one
-    - `variants`: for several targets, the report of each by the name of the target. `output`, `build_id`,
-      `request_key`, `seconds`, `weight_bytes` and `artifact_bytes` are then of the fat artifact, and all other fields
-      of its first variant
-    - `no_golden_run`: why the golden run, which `ingot verify` repeats, was skipped; "" if it ran
-    """
-
-    output: Path
-    build_id: str
-    request_key: str
-    seconds: dict[str, float]
-    regions: int
-    distinct_regions: int
-    cached_executables: int
-    nodes_per_backend: dict[str, int]
-    weight_bytes: int
-    artifact_bytes: int
-    plans: Plans
-    second_copies: tuple[SecondCopy, ...] = ()
-    numerics: NumericsReport | None = None
-    no_golden_run: str = ""
-    origin: str = ""
-    notes: tuple[str, ...] = ()
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    rounding: RoundingCheck = field(default_factory=lambda: RoundingCheck(()))
-    quantization: QuantizationRecord | None = None
-    tried: bool = True
-    variants: Mapping[str, "CompileReport"] = field(default_factory=dict)
 
 
 @dataclass

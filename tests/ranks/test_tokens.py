@@ -61,7 +61,7 @@ def test_preempted_requests_resume(artifact: Callable[[str, str], Path]) -> None
 def test_steps_that_the_engine_gives_up(
     mesh: str, artifact: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error between steps leaves steps in flight whose tokens nobody reads: later steps do not get these tokens."""
+    """An error between steps leaves steps in flight whose tokens no caller reads: later steps get none of them."""
     with thread_engine(artifact("llama", ""), num_pages=30) as engine:
         wanted = [list(one.token_ids) for one in generated(engine, PROMPTS, PARAMS)]
     with thread_engine(artifact("llama", mesh), num_pages=30) as engine:

@@ -15,7 +15,7 @@ from ingot.cli.views.rounding import print_skipped, rounding_row
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
-    from ingot.compile.driver import CompileReport
+    from ingot.compile.compile_report import CompileReport
 
 
 def compile_checkpoint(
