@@ -221,7 +221,7 @@ def test_requests_that_cannot_be_served(embedder: ServerClient, path: str, field
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error" and said in f"{error['message']} {error['param']}"
-    assert embedder.gauge("num_requests_running") == embedder.gauge("num_requests_waiting") == 0
+    embedder.until_idle()
 
 
 def test_a_model_of_classes_makes_no_embeddings(classifier: ServerClient) -> None:
@@ -254,7 +254,7 @@ def check_random_bodies(server: ServerClient, count: int) -> None:
         assert answered.status_code < 500, (again(sent), path, answered.text)
         served += answered.status_code == 200
     assert served > count / 10
-    assert server.gauge("num_requests_running") == server.gauge("num_requests_waiting") == 0
+    server.until_idle()
     assert server.http.get("/load").json() == {"server_load": 0}
 
 
@@ -278,8 +278,7 @@ def test_a_full_queue(pooling_artifacts: dict[str, Path], tmp_path: Path, engine
 def test_a_client_that_leaves(embedder: ServerClient) -> None:
     with pytest.raises(httpx.ReadTimeout), embedder.client() as client:
         client.post("/v1/embeddings", json={"input": ["x" * 60] * 2000}, timeout=0.3)
-    embedder.until_gauge("num_requests_waiting", 0, 5)
-    embedder.until_gauge("num_requests_running", 0, 5)
+    embedder.until_idle()
     assert embedder.http.get("/load").json() == {"server_load": 0}
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from ingot.error_text import encode_error
@@ -112,6 +113,7 @@ def _serve(channel: Channel) -> None:
         if requests.can_step:
             requests.step()
         else:
+            requests.send_changed_counts()
             prepares = llm.idle()  # raises the error of a rank that is gone, after a wake
 
 
@@ -132,6 +134,7 @@ class _Requests:
         self._grammars = PreparedGrammars(self.engine, channel.wake)
         self._orders = Orders(self.engine, channel, self._add)
         self.adapters = AdapterOrders(self.engine, channel)
+        self._sent: Stats | None = None  # the counts sent last
 
     @property
     def can_step(self) -> bool:
@@ -144,14 +147,12 @@ class _Requests:
             case Add() | Pool():
                 if not self._orders.keep(message):
                     self._add(message)
-                self._send_counts_of_pause()
             case Abort(key):
                 waited = self._orders.forget(key) or self._grammars.forget(key)
                 if not waited and key in self._keys:
                     self._keys.remove(key)
                     self.engine.abort(str(key))
                     self._orders.after_step()
-                self._send_counts_of_pause()
             case Order():
                 self._orders.take(message)
             case ResetPrefixCache():
@@ -164,14 +165,18 @@ class _Requests:
             case Start():
                 raise InternalError("a second Start", expected="one, as the first message")
 
-    def _send_counts_of_pause(self) -> None:
-        """Send the counts of requests while the engine is paused, because no step sends them."""
-        if not self._orders.steps:
-            self.send_counts()
-
     def send_counts(self) -> None:
         """Send the counts of requests and pages, without a step."""
-        self._channel.send(Step([], self._stats()))
+        self._send_step([])
+
+    def send_changed_counts(self) -> None:
+        """Send the counts if they differ from the last ones sent, such as after a refusal that no step follows."""
+        if self._stats() != self._sent:
+            self.send_counts()
+
+    def _send_step(self, deltas: list[Delta], vectors: Sequence[Vector] = ()) -> None:
+        self._sent = self._stats()
+        self._channel.send(Step(deltas, self._sent, list(vectors)))
 
     def add_prepared(self) -> None:
         """Queue the requests whose grammars are compiled now."""
@@ -180,7 +185,6 @@ class _Requests:
                 self._add(message)
             else:
                 self._refuse(message, error)
-            self._send_counts_of_pause()
 
     def _add(self, message: Add | Pool) -> None:
         if isinstance(message, Add) and self._grammars.keep(message):
@@ -248,7 +252,7 @@ class _Requests:
                 deltas += output.deltas
                 if output.finished:
                     self._keys.remove(output.key)
-        self._channel.send(Step(deltas, self._stats(), vectors))
+        self._send_step(deltas, vectors)
         self._orders.after_step()
 
     def _stats(self) -> Stats:

@@ -312,7 +312,10 @@ SIZES: dict[str, Change] = {
     "AttentionSpec.heads": each(AttentionSpec, lambda one: replace(one, heads=2 * one.heads)),
     "PlainSpec.width": each(PlainSpec, lambda one: replace(one, width=2 * one.width)),
     "GatedSpec.width": each(GatedSpec, lambda one: replace(one, width=2 * one.width)),
-    "QKNormSpec.over": every(QKNormSpec, over="all heads", after_rotation=False),
+    "QKNormSpec.over": each(
+        QKNormSpec,
+        lambda norms: replace(norms, over="all heads", after_rotation=False) if norms.q.gains else norms,
+    ),
     **dict(of_all_files("SIZES")),
 }
 STORAGE = (

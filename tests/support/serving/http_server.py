@@ -56,6 +56,11 @@ class ServerClient:
         except AssertionError as error:
             raise AssertionError(f"{name} is not {value}, but {sorted(set(seen))}; last {seen[-1]}") from error
 
+    def until_idle(self) -> None:
+        """Waits until no request runs or waits. An answer can arrive before the counts that follow it."""
+        for name in ("num_requests_running", "num_requests_waiting"):
+            self.until_gauge(name, 0, 5)
+
 
 class HttpServer(ServerClient):
     """A server in a process of its own. Ends with `stop` or `close`."""
