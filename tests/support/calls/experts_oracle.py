@@ -1,0 +1,45 @@
+"""Judges what a kernel gave for the experts of a mixture.
+
+The op rounds the result of each matmul to x's dtype. A kernel rounds only what it stores: the joined rows, and the sum.
+It may err as much as a reference with either rounding does: where the format of down rounds its input to eight bits,
+the two joined rows can lie on different sides of a tie, which is a far larger step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from call_oracle import rounded_worse
+from one_call import OneCall
+
+from ingot.ir import ops
+from ingot.ir.ops.experts import _gate, _weights
+
+
+def experts_difference(args: Sequence[Any], kwargs: Mapping[str, Any], found: torch.Tensor) -> str | None:
+    """How `found` [T, D], on the host, is wrong as the result of `ops.experts(*args, **kwargs)`; None if it is right."""
+    call = OneCall("experts", tuple(args), kwargs)
+    (reference,), (exact,) = call.reference(), call.reference(exact=True)
+    if found.dtype != reference.dtype or found.shape != reference.shape:
+        return f"{found.dtype}{list(found.shape)}, expected {reference.dtype}{list(reference.shape)}"
+    if rounded_worse(found, reference, exact) is None:
+        return None
+    return rounded_worse(found, _rounded_when_stored(args, kwargs), exact)
+
+
+def _rounded_when_stored(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The result in float32, with the joined rows and the sum rounded to x's dtype."""
+    dtype = args[0].dtype
+    wide = [one.float() if isinstance(one, torch.Tensor) and one.dtype == dtype else one for one in args]
+    bound = ops.experts.bind(tuple(wide), dict(kwargs))
+    x, weights, chosen, weigh_input = (bound[name] for name in ("x", "weights", "chosen", "weigh_input"))
+    (gate_up, down), gate_of = _weights(bound), _gate(bound["activation"], bound["limit"], bound["alpha"])
+    sums = torch.zeros_like(x)
+    for token in range(x.shape[0]):
+        for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
+            row = x[token : token + 1]
+            row = (row * weight).to(dtype).float() if weigh_input else row
+            joined = gate_of(*gate_up.linear(row, expert).chunk(2, -1)).to(dtype).float()
+            made = down.linear(joined, expert)[0]
+            sums[token] += made if weigh_input else weight * made
+    return sums.to(dtype)
