@@ -17,7 +17,7 @@ from ingot.ir.ops.experts import _gate, _weights
 
 
 def experts_difference(args: Sequence[Any], kwargs: Mapping[str, Any], found: torch.Tensor) -> str | None:
-    """How `found` [T, D], on the host, is wrong as the result of `ops.experts(*args, **kwargs)`; None if it is right."""
+    """How `found` [T, D], on the host, is wrong as the result of `ops.experts(*args, **kwargs)`, or None."""
     call = OneCall("experts", tuple(args), kwargs)
     (reference,), (exact,) = call.reference(), call.reference(exact=True)
     if found.dtype != reference.dtype or found.shape != reference.shape:
