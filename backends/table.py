@@ -118,6 +118,12 @@ BACKENDS: dict[str, BackendEntry] = {
         collectives=_late("nccl.load:collectives"),
         connect=_late("nccl.communicator:NcclCommunicator"),
     ),
+    "peer": BackendEntry(
+        emit={"cuda": _emit("peer.emit:Peer", needs="triton")},
+        costs={"": ClaimCost(0.05, "before NCCL: the user named it. Nothing has timed the two yet")},
+        executable=_late("peer.load:load"),
+        on_request=True,
+    ),
     "reference": BackendEntry(
         emit={device: _emit("reference.emit:Reference", asked="reference") for device in ("cpu", "cuda")},
         costs={"": ClaimCost(1e6, "after every backend that has a kernel")},

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,18 @@ from ingot.ir.machine.load_context import Communicator
 _CALL_SECONDS = 1.0
 
 
+class Beside(Protocol):
+    """Kernels of another backend that wait for the ranks of this connection too."""
+
+    def abort(self) -> None:
+        """End the kernels that wait for other ranks."""
+        ...
+
+    def check(self) -> None:
+        """Raise RankError if a kernel has ended without a result."""
+        ...
+
+
 class NcclCommunicator(Communicator):
     """Connects the GPUs of one mesh axis. Each is the current GPU of its process.
 
@@ -29,6 +41,8 @@ class NcclCommunicator(Communicator):
     name     identifies the group of processes in this folder
     place    this rank's index on the axis
     size     the number of ranks on the axis
+
+    shares   (attribute) what another backend shares with the same ranks; None: it found that they can share nothing
 
     The constructor waits for all processes of the group. The methods enqueue work on torch's current stream, and a CUDA
     graph can capture them. Raises BackendError if the processes do not connect, and TargetError if they differ in GPU,
@@ -53,6 +67,7 @@ class NcclCommunicator(Communicator):
         self._lock = threading.Lock()
         self._comm = nccl.init_rank(size, identity, place)
         self._aborted = False
+        self.shares: list[Beside | None] = []
         # Without a fault, the communicator is freed with this object. Not at exit, when the driver may be gone.
         self._end = weakref.finalize(self, _abort_apart, nccl, self._comm, self._lock)
         self._end.atexit = False
@@ -95,7 +110,7 @@ class NcclCommunicator(Communicator):
         found = list(parts[0].new_empty((self.size, *parts[0].shape)))
         stream = self._stream(parts[0].device)
         with self._lock:
-            self._check()
+            self.check()
             self._nccl.group_start()
             try:
                 for place, (part, into) in enumerate(zip(parts, found, strict=True)):
@@ -123,17 +138,22 @@ class NcclCommunicator(Communicator):
         own = sum_in_order(self.exchange(flat.view(self.size, each).unbind()))
         return self.gathered(own).view(-1)[: x.numel()].view(x.shape)
 
+    def check(self) -> None:
+        super().check()
+        for one in self.shares:
+            if one is not None:
+                one.check()
+
     def abort(self) -> None:
         self._aborted = True
+        for one in self.shares:
+            if one is not None:
+                one.abort()
         self._end()  # once
-
-    def _check(self) -> None:
-        if self._aborted:
-            raise RankError("the connection to the other ranks was ended, because one of them is gone")
 
     def _call(self, x: torch.Tensor, function: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
-            self._check()
+            self.check()
             function(*arguments, self._comm, self._stream(x.device))
 
 

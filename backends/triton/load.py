@@ -34,9 +34,9 @@ def load(executable: Executable, directory: Path, context: LoadContext, *, depen
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise BackendError(f"{LAUNCHES} cannot be read: {error}"[:500], where=str(directory)) from error
-    _make_context_current(context.device)
+    make_context_current(context.device)
     functions = {
-        (launch.kernel, launch.entry): _function(directory / launch.kernel, launch.entry, launch.shared)
+        (launch.kernel, launch.entry): load_function(directory / launch.kernel, launch.entry, launch.shared)
         for launch in launches.launches
     }
     return _Executable(launches, functions, context, dependent=dependent)
@@ -127,7 +127,7 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _make_context_current(device: torch.device) -> None:
+def make_context_current(device: torch.device) -> None:
     """Make torch's CUDA context current in this thread. The driver loads modules into the current context.
 
     Raises BackendError if the GPU cannot be used.
@@ -143,7 +143,7 @@ def _make_context_current(device: torch.device) -> None:
         raise BackendError(f"the GPU cannot be used: {status.name}")
 
 
-def _function(path: Path, entry: str, shared: int) -> Any:
+def load_function(path: Path, entry: str, shared: int) -> Any:
     """Load the cubin at `path`, and return its function `entry`. A launch uses `shared` bytes of shared memory."""
     from cuda.bindings import driver
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from ingot.ir.errors import RankError
 from ingot.ir.mesh import Mesh, Rank
 
 
@@ -58,6 +59,11 @@ class Communicator(Protocol):
     def alive(self) -> bool:
         """Return whether `abort` was not called yet."""
         return True
+
+    def check(self) -> None:
+        """Raise RankError if calls on the device ended without a result, or later ones would: another rank is gone."""
+        if not self.alive:
+            raise RankError("the connection to the other ranks was ended, because one of them is gone")
 
     def abort(self) -> None:
         """End the calls that wait for other ranks, in the host and on the device. Later calls raise RankError.

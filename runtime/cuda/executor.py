@@ -11,7 +11,7 @@ import torch
 
 from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.cache.groups import table_groups
-from ingot.ir.errors import InternalError, OptionError, RankError, StepMemoryError
+from ingot.ir.errors import InternalError, OptionError, StepMemoryError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
@@ -91,7 +91,8 @@ class CudaExecutor(Executor):
         self._buckets = bound_buckets(plan, resident, executables, libraries, kind)
         decode, prompts = ({}, {}) if capture == "none" else _graph_steps(plan, stages)
         self._layout, self._step_outputs = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
-        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict, check=partial(_check_ranks, context))
+        self._check = partial(_check_ranks, context)
+        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict, check=self._check)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan], apart: bool) -> Graphs:
@@ -253,9 +254,8 @@ class CudaExecutor(Executor):
                 outputs = self._step_outputs.cut(outputs, step)
             read = {name: to_host(outputs[name]) for name in self._step_outputs.read}
             done = torch.cuda.Event()
-            return CudaStepHandle(
-                decided.bucket, outputs, lambda one: read[one].tolist(), done, returns_logprobs=returns_logprobs
-            )
+            parts = decided.bucket, outputs, lambda one: read[one].tolist(), done
+            return CudaStepHandle(*parts, returns_logprobs=returns_logprobs, check=self._check)
 
         if not (isinstance(inputs, StepInputs) and inputs.ends_late):
             return end()
@@ -391,6 +391,7 @@ def _graph_steps(plan: Plan, stages: Sequence[Plan]) -> tuple[dict[StepSizes, Bu
 
 
 def _check_ranks(context: LoadContext) -> None:
-    """Raise RankError if the connections to other ranks have ended: kernels that use them must not be launched."""
-    if not all(one.alive for one in context.communicators.values()):
-        raise RankError("the connection to the other ranks was ended, because one of them is gone")
+    """Raise RankError if the connections to other ranks have ended. Kernels that use them must not be launched then,
+    and what they computed is not valid."""
+    for one in context.communicators.values():
+        one.check()

@@ -8,7 +8,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_nccl import FakeNccl
+from fake_nccl import FakeNccl, joined
 from run_seed import run_seed
 
 from ingot.backends.nccl import communicator as communicator_module
@@ -30,31 +29,6 @@ from ingot.ir.errors import BackendError, InternalError, RankError, TargetError
 from ingot.ir.ops import OPS
 
 CPU = torch.device("cpu")
-
-
-def joined(fake: FakeNccl, size: int, work: Callable[[NcclCommunicator], Any]) -> list[Any]:
-    """Run `work` as each rank of a group, in threads, and return the results in the order of ranks."""
-    nccl = Nccl(fake)
-    identity, found = nccl.unique_id(), list[Any]([None] * size)
-    kept: list[NcclCommunicator] = []  # until all have ended: the end of one breaks the calls of others
-
-    def run(place: int) -> None:
-        try:
-            one = NcclCommunicator.over(nccl, identity, place, size, lambda device: 0)
-            kept.append(one)
-            found[place] = work(one)
-        except BaseException as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one in found:
-        if isinstance(one, BaseException) and not isinstance(one, RankError):
-            raise one
-    return found
 
 
 def functions(one: NcclCommunicator) -> Any:

@@ -16,12 +16,13 @@ class GraphMemory:
     arena    the bytes to allocate at the first capture, enough for the largest graph. Without it, a large graph that is
              captured after small ones would find no block large enough, and allocate more
     strict   for debugging: raise an error if a launch overwrites an output that a caller still holds
-    check    called before each launch; raises an error if no graph may be launched any more
+    check    (also an attribute) called before each launch, and when its results are there; raises an error if
+             results are not valid, or no graph may be launched any more
     """
 
     def __init__(self, arena: int, *, strict: bool = False, check: Callable[[], None] = lambda: None) -> None:
         self.launches = 0
-        self._check = check
+        self.check = check
         self._strict = strict
         self._lent: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._arena = arena
@@ -48,7 +49,7 @@ class GraphMemory:
     def begin_launch(self) -> None:
         """Count a launch of a CUDA graph, just before it. The launch overwrites the shared memory. With `strict`,
         raises InternalError if a caller still holds an output of an earlier launch."""
-        self._check()
+        self.check()
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:

@@ -158,7 +158,8 @@ class _OneGraph:
         outputs = self._step_outputs.cut(self._outputs, step)
         lend = partial(self._memory.lend, launch=self._memory.launches)
         read = partial(self._read, step, self._launches)
-        return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
+        parts = self._bucket, outputs, read, self._retired
+        return CudaStepHandle(*parts, returns_logprobs=returns_logprobs, lend=lend, check=self._memory.check)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
         """Return the values of an output that was copied to the host, without padding.

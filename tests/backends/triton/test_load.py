@@ -55,8 +55,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> loading.Call:
         "launches": [{**launch, "dependent": False}] * 2,
     }
     (tmp_path / LAUNCHES).write_text(json.dumps(text))
-    monkeypatch.setattr(loading, "_make_context_current", lambda device: None)
-    monkeypatch.setattr(loading, "_function", lambda *args: 7)
+    monkeypatch.setattr(loading, "make_context_current", lambda device: None)
+    monkeypatch.setattr(loading, "load_function", lambda *args: 7)
     monkeypatch.setattr(loading, "PreparedLaunch", Recorded)
     monkeypatch.setattr(loading, "current_stream", lambda device: 77)
     # The function's twin, for the machine has no GPU.

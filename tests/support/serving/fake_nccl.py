@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.backends.nccl.library import SIGNATURES
+from ingot.backends.nccl.communicator import NcclCommunicator
+from ingot.backends.nccl.library import SIGNATURES, Nccl
+from ingot.ir.errors import RankError
 
 SECONDS = 20.0
 _ELEMENTS = {1: np.uint8, 6: np.float16, 7: np.float32, 8: np.float64, 9: np.uint16}  # by ncclDataType_t
@@ -165,3 +167,28 @@ def _deliver(place: int, calls: list[Any]) -> None:
         for (source, size), (target, room) in zip(here, into, strict=True):
             assert size == room, "both sides agree about the size"
             _array(target, room)[:] = _array(source, size)
+
+
+def joined(fake: FakeNccl, size: int, work: Callable[[NcclCommunicator], Any]) -> list[Any]:
+    """Run `work` as each rank of a group, in threads, and return the results in the order of ranks."""
+    nccl = Nccl(fake)
+    identity, found = nccl.unique_id(), list[Any]([None] * size)
+    kept: list[NcclCommunicator] = []  # until all have ended: the end of one breaks the calls of others
+
+    def run(place: int) -> None:
+        try:
+            one = NcclCommunicator.over(nccl, identity, place, size, lambda device: 0)
+            kept.append(one)
+            found[place] = work(one)
+        except BaseException as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, RankError):
+            raise one
+    return found

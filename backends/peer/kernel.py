@@ -1,0 +1,127 @@
+"""The kernel of an all-reduce over memory that the GPUs of a mesh axis share. `layout.py` describes this memory."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
+
+from ingot.backends.peer.layout import ABORT, ABORTED, BLOCKS, COUNTS, ERROR, LATE, MOST_RANKS, SLOT_BYTES, VALUES
+
+_ABORT: tl.constexpr = tl.constexpr(ABORT)
+_ABORTED: tl.constexpr = tl.constexpr(ABORTED)
+_BLOCKS: tl.constexpr = tl.constexpr(BLOCKS)
+_COUNTS: tl.constexpr = tl.constexpr(COUNTS)
+_ERROR: tl.constexpr = tl.constexpr(ERROR)
+_LATE: tl.constexpr = tl.constexpr(LATE)
+_MOST_RANKS: tl.constexpr = tl.constexpr(MOST_RANKS)
+_SLOT_BYTES: tl.constexpr = tl.constexpr(SLOT_BYTES)
+_VALUES: tl.constexpr = tl.constexpr(VALUES)
+# Reads of a flag between two looks at the clock and at host memory. A read takes some 0.5 µs of an L2 cache's latency,
+# and a look crosses PCIe.
+_READS: tl.constexpr = tl.constexpr(256)
+
+
+@triton.jit
+def all_reduce(
+    x,
+    result,
+    shared,
+    words,
+    vectors,
+    place,
+    timeout,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Add x of all ranks element by element in the order of ranks, in float32, and write the rounded sum to `result`.
+
+    shared    i64[RANKS]: the address of each rank's shared memory, as this GPU reaches it
+    words     i32[WORDS] of the host: whether to end, and why a wait has ended
+    vectors   the number of elements, divided by VECTOR
+    place     this rank's index
+    timeout   the microseconds after which a wait for another rank ends
+
+    Each program publishes its part of x in this rank's shared memory, and waits until the same program of every other
+    rank has published its part. A program has slots of its own, and the programs of other indices do not matter to it.
+    It uses two slots in turns. A rank overwrites a slot in its call c + 2, after every other rank has published call
+    c + 1. Calls of a rank run in order, so each has read the slot in its call c by then.
+
+    If a wait ends without the values, the result is undefined, and the error word says why.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    elements = vectors * VECTOR
+    own = tl.load(shared + place)
+    counts = (own + _COUNTS).to(tl.pointer_type(tl.int32))
+    late = (own + _LATE).to(tl.pointer_type(tl.int32)) + program
+    count = tl.load(counts + program) + 1
+    slot = _VALUES + ((count & 1) * _BLOCKS + program).to(tl.int64) * _SLOT_BYTES
+    lanes = tl.arange(0, BLOCK)
+
+    values = tl.multiple_of((own + slot).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    for tile in range(program, tl.cdiv(elements, BLOCK), programs):
+        at = tile * BLOCK + lanes
+        value = tl.load(x + at, mask=at < elements)
+        tl.store(values + (tile // programs) * BLOCK + lanes, value, mask=at < elements)
+    tl.debug_barrier()  # all threads have published before one of them says so
+
+    for step in tl.static_range(1, RANKS):
+        other = (place + step) % RANKS
+        flags = tl.load(shared + other).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(flags + program * _MOST_RANKS + place, count, sem="release", scope="sys")
+    missing = 0
+    for step in tl.static_range(1, RANKS):
+        other = (place + step) % RANKS
+        flag = own.to(tl.pointer_type(tl.int32)) + program * _MOST_RANKS + other
+        if missing == 0:
+            missing = _wait(flag, count, late, words, other, timeout)
+    tl.debug_barrier()  # no thread reads values before the wait is over
+
+    if missing != 0:
+        tl.store(words + _ERROR, missing)
+    else:
+        for tile in range(program, tl.cdiv(elements, BLOCK), programs):
+            at = tile * BLOCK + lanes
+            mask = at < elements
+            place_in_slot = (tile // programs) * BLOCK + lanes
+            total = tl.zeros((BLOCK,), dtype=tl.float32)
+            for rank in tl.static_range(RANKS):
+                begin = (tl.load(shared + rank) + slot).to(tl.pointer_type(x.dtype.element_ty))
+                part = tl.load(tl.multiple_of(begin, 16) + place_in_slot, mask=mask, other=0.0).to(tl.float32)
+                if rank == 0:
+                    total = part  # not 0 + part, which loses the sign of -0
+                else:
+                    total += part
+            tl.store(result + at, total.to(x.dtype.element_ty), mask=mask)
+    tl.store(counts + program, count)
+
+
+@triton.jit
+def _wait(flag, count, late, words, other, timeout):
+    """Wait until a flag has the value `count`, or one more. Return 0 then, and otherwise what the error word says.
+
+    Counts are compared by their difference, which is right also after they overflow. All threads of a program must
+    make the same decision: one of them reads each word by an atomic operation, and the others get its value. So the
+    clock, which each thread reads, goes through the word `late` of this program.
+    """
+    missing = 0
+    begin = globaltimer()
+    reads = 0
+    behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
+    while (behind < 0) & (missing == 0):
+        reads += 1
+        if reads == _READS:
+            reads = 0
+            # A wait is of no use after an earlier one has ended without values: the error word then keeps its value.
+            missing = tl.atomic_add(words + _ERROR, 0, sem="relaxed", scope="sys")
+            if tl.atomic_add(words + _ABORT, 0, sem="relaxed", scope="sys") != 0:
+                missing = _ABORTED
+            waited = (globaltimer() - begin) // 1000
+            was_late = tl.atomic_max(late, (waited > timeout).to(tl.int32), sem="relaxed", scope="gpu")
+            if (was_late != 0) & (missing == 0):
+                missing = other + 1
+        behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
+    return missing

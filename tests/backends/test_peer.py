@@ -1,0 +1,290 @@
+"""The peer backend without its kernel: shared memory, the choice between kernel and NCCL, and what a compile writes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_nccl import FakeNccl, joined
+from sm_90 import run_without_interpreter
+
+from ingot.backends.nccl.communicator import NcclCommunicator
+from ingot.backends.peer import load as loading
+from ingot.backends.peer.call import ALL_REDUCE, PeerCall
+from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, SHARED_BYTES, SLOT_BYTES
+from ingot.backends.peer.memory import HANDLE_BYTES, PeerMemory, share
+from ingot.backends.triton.launches import Launch, Number, Pointer
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.errors import BackendError, InternalError, RankError
+
+CPU = torch.device("cpu")
+
+
+class HostSharing:
+    """Shares memory of this process. `fails` names the functions that fail, and the rank on which each does."""
+
+    def __init__(self, place: int, fails: dict[str, int]) -> None:
+        self.place, self._fails = place, fails
+        self.held: dict[int, Any] = {}
+        self.open_now: list[int] = []
+
+    def _fail(self, name: str) -> None:
+        if self._fails.get(name) == self.place:
+            raise BackendError(f"{name} says CUDA_ERROR_{name.upper()}")
+
+    def allocate(self, size: int) -> int:
+        self._fail("allocate")
+        memory = (ctypes.c_ubyte * size)()
+        self.held[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def free(self, address: int) -> None:
+        del self.held[address]
+
+    def handle(self, address: int) -> bytes:
+        return address.to_bytes(8, "little").ljust(HANDLE_BYTES, b"\7")
+
+    def bus(self) -> str:
+        return f"0000:{self.place:02x}:00.0"
+
+    def open(self, handle: bytes, bus: str) -> int:
+        self._fail("open")
+        assert re.fullmatch(r"0000:0\d:00\.0", bus) and (bus != self.bus() or self.place == 9)
+        self.open_now.append(int.from_bytes(handle[:8], "little"))
+        return self.open_now[-1]
+
+    def close(self, address: int) -> None:
+        self.open_now.remove(address)
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """The warnings about ranks, as text."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("ingot.ranks")
+    log.addHandler(handler)
+    yield found
+    log.removeHandler(handler)
+
+
+def shared(size: int, fails: dict[str, int]) -> tuple[list[HostSharing], list[PeerMemory | None]]:
+    sharings = [HostSharing(place, fails) for place in range(size)]
+    return sharings, joined(FakeNccl(), size, lambda one: share(one, sharings[one.place], CPU))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_has_the_addresses_of_all(size: int) -> None:
+    sharings, found = shared(size, {})
+    own = [next(iter(one.held)) for one in sharings]
+    for place, peers in enumerate(found):
+        assert peers is not None and peers.table.tolist() == own
+        assert sorted(sharings[place].open_now) == sorted(own[:place] + own[place + 1 :])
+        assert len(sharings[place].held[own[place]]) == SHARED_BYTES
+    found.clear()
+    peers = None
+    assert not any(one.open_now for one in sharings), "closed with the object"
+
+
+def test_closing_frees_after_all_have_closed() -> None:
+    sharings = [HostSharing(place, {}) for place in range(2)]
+
+    def work(one: NcclCommunicator) -> None:
+        peers = share(one, sharings[one.place], CPU)
+        assert peers is not None
+        peers.close()
+        assert not sharings[one.place].held and not sharings[1 - one.place].open_now
+
+    joined(FakeNccl(), 2, work)
+
+
+@pytest.mark.parametrize(("name", "rank"), [("open", 0), ("open", 2), ("allocate", 1)])
+def test_a_missing_link_is_said_and_leaves_nothing(name: str, rank: int, warnings: list[str]) -> None:
+    sharings, found = shared(3, {name: rank})
+    assert found == [None] * 3, "all ranks decide alike"
+    assert not any(one.held or one.open_now for one in sharings)
+    (text,) = warnings
+    assert text.startswith(f"NCCL computes all all-reduces: rank with index {rank} on its mesh axis: ")
+    assert f"CUDA_ERROR_{name.upper()}" in text
+
+
+def test_more_ranks_than_the_layout_has(warnings: list[str]) -> None:
+    assert shared(9, {})[1] == [None] * 9
+    assert all("9 ranks are more than 8" in one for one in warnings) and len(warnings) == 9
+
+
+def test_words_are_errors_of_the_connection() -> None:
+    def work(one: NcclCommunicator) -> Any:
+        peers = share(one, HostSharing(one.place, {}), CPU)
+        assert peers is not None
+        one.shares.append(peers)
+        one.check()
+        peers.words[ERROR] = 2
+        with pytest.raises(RankError, match="waited too long for the rank with index 1"):
+            one.check()
+        peers.words[ERROR] = ABORTED
+        with pytest.raises(RankError, match="told to end"):
+            one.check()
+        peers.words[ERROR] = 0
+        one.abort()
+        assert peers.words.tolist()[ABORT] == 1, "a kernel that waits sees it"
+        with pytest.raises(RankError, match="was ended"):
+            one.check()
+        return "done"
+
+    assert joined(FakeNccl(), 2, work) == ["done"] * 2
+
+
+class Recorded:
+    """In place of a prepared launch: what the kernel is launched with."""
+
+    def __init__(self, launch: Launch, function: Any, fixed: Any, made: Any, *, dependent: bool) -> None:
+        assert fixed.keys() == {"shared", "words"} and made == {"result": 0} and function == 7
+        self.sizes: list[dict[str, int]] = []
+        self.calls: list[tuple[Any, Any]] = []
+
+    def resize(self, sizes: dict[str, int]) -> None:
+        self.sizes.append(sizes)
+
+    def run_on(self, stream: int) -> None:
+        assert stream == 77
+
+    def __call__(self, inputs: Any, made: Any) -> None:
+        self.calls.append((inputs, made))
+
+
+def write_call(folder: Path) -> Executable:
+    names = [Pointer(input=0), *(Pointer(buffer=name) for name in ("result", "shared", "words"))]
+    numbers = [Number(value=name) for name in ("vectors", "place", "timeout")]
+    launch = Launch(
+        kernel="k", entry="f", grid=("blocks", 1, 1), arguments=(*names, *numbers), warps=4, shared=4, dependent=True
+    )
+    text = PeerCall(axis="tp", item=2, launches={"2": launch}).model_dump_json()
+    (folder / ALL_REDUCE).write_text(text)
+    return Executable(id="e", backend="peer", inputs=(), outputs=(), files=())
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "make_context_current", lambda device: None)
+    monkeypatch.setattr(loading, "load_function", lambda *args: 7)
+    monkeypatch.setattr(loading, "PreparedLaunch", Recorded)
+    monkeypatch.setattr(loading, "current_stream", lambda device: 77)
+    properties = SimpleNamespace(multi_processor_count=100)
+    monkeypatch.setattr(loading.torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def loaded(one: NcclCommunicator, executable: Executable, folder: Path) -> Any:
+    context: Any = SimpleNamespace(communicators={"tp": one}, device=CPU)
+    return loading.load(executable, folder, context)
+
+
+def test_sizes_choose_the_kernel_or_nccl(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable = write_call(tmp_path)
+    sharing = HostSharing(9, {})  # of all ranks
+    monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
+
+    def work(one: NcclCommunicator) -> Any:
+        call = loaded(one, executable, tmp_path)
+        launch = call._kernel._launch
+        for rows in (1, 3, 3, 50):
+            x = torch.ones(rows, 2048, dtype=torch.bfloat16)
+            (made,) = call(x)
+            assert launch.calls[-1] == ([x.data_ptr()], [made.data_ptr()])
+            assert (made.shape, made.dtype) == (x.shape, x.dtype)
+        assert [(sizes["blocks"], sizes["vectors"]) for sizes in launch.sizes] == [(2, 256), (6, 768), (100, 12800)]
+        assert {sizes["place"] for sizes in launch.sizes} == {one.place}
+        most = 100 * SLOT_BYTES
+        for count in (most // 2 + 8, 7, 0):  # too many bytes, no whole vectors, none
+            (made,) = call(torch.ones(count, dtype=torch.bfloat16))
+            assert made.tolist() == [2.0] * count, "NCCL's sum"
+        call(torch.ones(most // 2, dtype=torch.bfloat16))
+        assert len(launch.calls) == 5
+        with pytest.raises(InternalError, match="a multiple of 16"):
+            call(torch.ones(17, dtype=torch.bfloat16)[1:])
+        again = loaded(one, executable, tmp_path)
+        assert again._peers is call._peers, "one memory for all calls of a connection"
+        one.abort()
+        with pytest.raises(RankError):
+            call(torch.ones(8, dtype=torch.bfloat16))
+        return "done"
+
+    assert joined(FakeNccl(), 2, work) == ["done"] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_nccl_in_place_of_the_kernel(
+    size: int, tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """Without a link, and for a number of ranks without a kernel."""
+    executable = write_call(tmp_path)
+    monkeypatch.setattr(loading, "CudaSharing", lambda device: HostSharing(0, {"open": 0}))
+    found = joined(FakeNccl(), size, lambda one: loaded(one, executable, tmp_path)(torch.ones(8))[0].tolist())
+    assert found == [[float(size)] * 8] * size
+    text, *others = warnings
+    assert len(others) == (size == 2), "each of two ranks has a reason"
+    assert ("CUDA_ERROR_OPEN" if size == 2 else "the all-reduces of 3 ranks: the kernel is for 2") in text
+
+
+def test_a_broken_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ALL_REDUCE).write_text('{"axis": "tp"}')
+    executable = Executable(id="e", backend="peer", inputs=(), outputs=(), files=())
+    with pytest.raises(BackendError, match=r"all_reduce\.json cannot be read"):
+        loaded(SimpleNamespace(), executable, tmp_path)  # type: ignore[arg-type]
+
+
+SCRIPT = """
+import json, re, sys, tempfile
+from pathlib import Path
+import triton
+from ingot.backends.peer.emit import Peer
+from ingot.ir import build
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.machine.target import Target
+from ingot.ir.ops import all_reduce
+from ingot.ir.parse import parse_type
+from ingot.ir.program import Dim, Program
+
+made, compile = [], triton.compile
+triton.compile = lambda *args, **options: made.append(compile(*args, **options)) or made[-1]
+body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
+x = body.add_input("in0", parse_type("bf16[T, 4096]"))
+body.set_outputs({"out0": build.call(body, all_reduce.overload, (x,), {"axis": "tp"})})
+folder = Path(tempfile.mkdtemp())
+peer = Peer()
+executable = peer.emit(body, "key", Target.named("sm_90"), folder)
+words = re.compile(r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+|(?:ld|st)\\.global\\.v4\\.b32|multimem")
+print(json.dumps({
+    "files": sorted(one.name for one in folder.iterdir()),
+    "listed": list(executable.files),
+    "types": [executable.inputs, executable.outputs],
+    "call": json.loads((folder / "all_reduce.json").read_text()),
+    "ptx": [words.findall(one.asm["ptx"]) for one in made],
+    "workspace": peer.workspace(body, executable, folder, {"T": 3}, 1),
+}))
+"""
+
+
+def test_what_a_compile_writes(tmp_path: Path) -> None:
+    """For sm_90: flags are written and read by operations of system scope that order the values around them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    found = run_without_interpreter(tmp_path / "script.py")
+    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4
+    assert found["types"] == [["bf16[T, 4096]"]] * 2
+    call = PeerCall.model_validate(found["call"], strict=False)
+    assert (call.axis, call.item, list(call.launches)) == ("tp", 2, ["2", "4", "8"])
+    assert len({one.kernel for one in call.launches.values()}) == 3
+    for ranks, ptx in zip((2, 4, 8), found["ptx"], strict=True):
+        assert ptx.count("atom.global.sys.release.exch.b32") == ranks - 1
+        assert ptx.count("ld.global.sys.acquire.b32") == 2 * (ranks - 1)
+        assert ptx.count("ld.global.v4.b32") == 1 + ranks and ptx.count("st.global.v4.b32") == 2
+        assert "multimem" not in ptx
+    assert found["workspace"] == 3 * 3 * 4096 * 2

@@ -1,0 +1,140 @@
+"""The kernel of the peer backend: sums bit by bit, many calls, ranks of different speed, and waits that end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from peer_ranks import Host, read_clock, run_ranks
+from run_seed import again, run_seed
+
+from ingot.backends.collectives import sum_in_order
+from ingot.backends.peer import kernel
+from ingot.backends.peer.layout import (
+    ABORT,
+    ABORTED,
+    BLOCKS,
+    ERROR,
+    MOST_BYTES,
+    SHARED_BYTES,
+    SLOT_BYTES,
+    TILE_BYTES,
+    VALUES,
+    VECTOR_BYTES,
+)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPUs")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "globaltimer", read_clock)
+
+
+def drawn_values(draw: random.Random, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values whose sum depends on the order, with zeros of both signs, infinities and NaN."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(40))
+    values = torch.randn(count, generator=generator) * 10.0 ** torch.randint(-3, 4, (count,), generator=generator)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan")])
+    chosen = torch.randint(0, 40, (count,), generator=generator)
+    return torch.where(chosen < len(special), special[chosen.clamp(max=len(special) - 1)], values).to(dtype)
+
+
+def bits(x: torch.Tensor) -> list[int]:
+    """NaN has one meaning and many bits."""
+    kind = torch.int32 if x.element_size() == 4 else torch.int16
+    return torch.where(x.isnan(), -1, x.view(kind).int()).tolist()
+
+
+def check_calls(size: int, dtype: torch.dtype, sizes: list[int], seed: str, first: int = 0) -> None:
+    """Run calls of `sizes` vectors on all ranks. `first` is the count of calls before them."""
+    host = Host(size)
+    for place in range(size):
+        host.counts(place)[:], host.flags(place)[:] = first, first
+    each = VECTOR_BYTES // dtype.itemsize
+    draws = [random.Random(f"{seed} {place}") for place in range(size)]
+    values = [[drawn_values(draw, each * count, dtype) for count in sizes] for draw in draws]
+
+    def work(place: int) -> list[list[int]]:
+        found = []
+        for x in values[place]:
+            time.sleep(draws[place].choice((0.0, 0.0, 0.003)))
+            found.append(bits(host.reduce(place, x)))
+        return found
+
+    wanted = [bits(sum_in_order(list(parts))) for parts in zip(*values, strict=True)]
+    for place, found in enumerate(run_ranks(size, work)):
+        assert found == wanted, again((size, dtype, sizes, place))
+    assert not host.words.any()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (4, torch.float16)], ids=str)
+def test_all_ranks_have_the_sum_in_their_order(size: int, dtype: torch.dtype) -> None:
+    """Calls of one vector to four rounds of three blocks, in turns: blocks take part in different calls.
+
+    The interpreter rounds to bfloat16 toward zero, so a GPU computes that."""
+    draw = random.Random(f"{run_seed()} {size} {dtype}")
+    tile = TILE_BYTES // VECTOR_BYTES
+    sizes = [1, 2 * tile, tile + 1, 12 * tile, *(draw.randint(1, 12 * tile) for _ in range(4))]
+    check_calls(size, dtype, sizes, f"{run_seed()} {dtype}")
+
+
+def test_counts_overflow() -> None:
+    """After 2^31 calls, counts are negative. A block that has not taken part since then is not behind."""
+    check_calls(2, torch.float32, [1, 1, 1, 1, 200, 1], run_seed(), first=2**31 - 3)
+
+
+def slot(host: Host, place: int, parity: int, block: int) -> torch.Tensor:
+    begin = VALUES + (parity * BLOCKS + block) * SLOT_BYTES
+    return host.memory[place, begin : begin + SLOT_BYTES].view(torch.float32)
+
+
+def test_a_call_leaves_the_values_of_the_call_before() -> None:
+    """Another rank may still read them. And a rank may be one call ahead: its flag is larger than the count."""
+    host = Host(2)
+    host.flags(0)[:, 1] = 3
+    for count in (1, 2, 3):
+        slot(host, 1, count & 1, 0)[:4] = 10.0 * count
+        assert host.reduce(0, torch.full((4,), float(count))).tolist() == [11.0 * count] * 4
+        assert host.counts(0)[:2].tolist() == [count, 0]
+        assert host.flags(1)[:2, 0].tolist() == [count, 0]
+    assert [slot(host, 0, parity, 0)[0].item() for parity in (0, 1)] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_does_not_come_ends_the_wait(size: int) -> None:
+    host, x = Host(size), torch.ones(4)
+    host.flags(0)[:, 1 : size - 1] = 1  # the others have come
+    begin = time.monotonic()
+    assert host.reduce(0, x, timeout=100_000).tolist() == [-7.0] * 4, "no sum of what has not come"
+    assert time.monotonic() - begin > 0.1
+    assert host.words[0].tolist() == [0, size], "1 + the rank that did not come"
+    begin = time.monotonic()
+    host.reduce(0, x)
+    assert time.monotonic() - begin < 5, "a later call does not wait"
+    assert host.words[0].tolist() == [0, size]
+
+
+def test_an_abort_ends_the_wait() -> None:
+    host = Host(2)
+
+    def tell() -> None:
+        host.words[0, ABORT] = 1
+
+    timer = threading.Timer(0.2, tell)
+    timer.start()
+    assert host.reduce(0, torch.ones(4)).tolist() == [-7.0] * 4
+    timer.join()
+    assert host.words[0, ERROR] == ABORTED
+
+
+def test_the_layout_is_disjoint() -> None:
+    assert VALUES % VECTOR_BYTES == 0
+    assert VALUES + 2 * MOST_BYTES <= SHARED_BYTES
+    host: Any = Host(1)
+    host.counts(0)[:] = 1
+    assert not host.flags(0).any() and not host.memory[0, VALUES:].any()
