@@ -107,14 +107,17 @@ class PeerAllReduce:
     communicator   connects the ranks through NCCL
     peers          the shared memory
     kernel         launches the kernel
+
+    most   (attribute) the most bytes of a sum by the kernel
     """
 
     def __init__(self, communicator: NcclCommunicator, peers: PeerMemory, kernel: PreparedAllReduce) -> None:
         self._communicator, self._peers, self._kernel = communicator, peers, kernel
+        self.most = kernel.most
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
         # Sizes are equal on all ranks, so all take one way.
-        if not 0 < x.nbytes <= self._kernel.most or x.nbytes % VECTOR_BYTES:
+        if not 0 < x.nbytes <= self.most or x.nbytes % VECTOR_BYTES:
             return [self._communicator.total(x)]
         self._communicator.check()
         x = x.contiguous()

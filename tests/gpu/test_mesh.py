@@ -40,6 +40,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 64, "vocab_size": 384}, {}),
     "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 128}, {"quantize": "int8"}),
 }
+# Compiled for a mesh only: with one device there is nothing to add.
+PEER: dict[str, Any] = {"backend": "auto,peer"}
 LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 96, "max_seq_len": 160, "dtype": "float32", "trace": "none"}
 LONG = [(11 * place + 5) % 300 for place in range(90)]
 PROMPTS = [LONG, [*LONG[:40], 7], [9], [5, 6, 7, 8], list(range(20, 41)), [301, 2]]
@@ -55,7 +57,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU."""
+    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU; "tp=2 peer" adds over peer memory."""
     folder = tmp_path_factory.mktemp("mesh")
 
     def made(model: str, mesh: str) -> Path:
@@ -64,6 +66,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
         if not path.exists():
             if not (folder / model).exists():
                 TINY[name].write(folder / model, **changes)
+            options = {**options, **(PEER if mesh.endswith(" peer") else {})}
+            mesh = mesh.removesuffix(" peer")
             compile_model(folder / model, path, mesh=parse_mesh(mesh), target="cuda", **LIMITS, **options)
         return path
 
@@ -82,7 +86,7 @@ def closed(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("cuda_graphs", ["need", "all", "none"])
-@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "pp=2"))))
+@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "tp=2 peer", "pp=2"))))
 def test_tokens_are_those_of_one_gpu(
     model: str, mesh: str, cuda_graphs: Any, artifact: Callable[[str, str], Path]
 ) -> None:
@@ -94,6 +98,8 @@ def test_tokens_are_those_of_one_gpu(
         assert generated(llm) == wanted
         assert generated(llm) == wanted, "from cached pages, and by captured graphs"
         assert bool(llm.loaded.executor.captured.decode) is (cuda_graphs != "none")
+        shares: Any = getattr(llm.loaded.context.communicators.get("tp"), "shares", [])
+        assert [one is not None for one in shares] == [True] * mesh.endswith(" peer"), "NCCL does not replace it"
     finally:
         closed(llm)
 
@@ -150,7 +156,8 @@ def test_a_fault_ends_all_ranks(
 ) -> None:
     """At a random step: rank 1 is killed, stopped, or fails. Rank 0 waits for it on the GPU by then."""
     draw = random.Random(f"{run_seed()} {number}")
-    mesh, fault, at = ("tp=2", "pp=2")[number % 2], ("kill", "stop", "raise")[number % 3], draw.randint(1, 40)
+    mesh, fault = ("tp=2", "pp=2", "tp=2 peer")[number // 3 % 3], ("kill", "stop", "raise")[number % 3]
+    at = draw.randint(1, 40)
     llm = LLM(artifact("llama", mesh), num_kv_pages=60, cuda_graphs=draw.choice(("need", "none")))
     leader = llm.loaded.leader
     assert leader is not None
@@ -174,14 +181,15 @@ def test_a_fault_ends_all_ranks(
         leader.close()
 
 
-def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path]) -> None:
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=2 peer"])
+def test_ranks_end_with_rank_0(mesh: str, artifact: Callable[[str, str], Path]) -> None:
     """Rank 0 is killed while it generates: the kernels of rank 1 wait for it, and nothing tells them."""
     script = (
         "import sys\nfrom ingot import LLM, SamplingParams\nllm = LLM(sys.argv[1], num_kv_pages=60)\n"
         "print(*llm.loaded.leader.process_ids.values(), flush=True)\n"
         "while True:\n    llm.generate({'prompt_token_ids': [4]}, SamplingParams(max_tokens=100, ignore_eos=True))\n"
     )
-    command = [sys.executable, "-c", script, str(artifact("llama", "tp=2"))]
+    command = [sys.executable, "-c", script, str(artifact("llama", mesh))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         pids = [int(one) for one in child.stdout.readline().split()]
@@ -191,6 +199,15 @@ def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path]) -> None:
         while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids)):
             time.sleep(0.02)
         assert len(pids) == 1 and all(map(is_gone, pids))
+
+
+def test_sums_over_peer_memory_have_the_bits_of_nccl() -> None:
+    """By the benchmark, which compares sums of random values of each size, and chains of sums in a graph."""
+    script = Path(__file__).parents[2] / "benchmarks" / "kernels" / "collectives.py"
+    command = [sys.executable, str(script), "--sizes", "16,8192,8208,1048576,1048592"]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    assert "all_reduce_1048576.peer" in made.stdout and "all_reduce_1048592.peer" not in made.stdout
 
 
 @pytest.fixture
