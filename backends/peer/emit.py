@@ -52,7 +52,9 @@ class Peer:
 
     def sources(self) -> Sequence[Path]:
         folder = Path(__file__).parent
-        return [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py")]
+        shared = ("compile.py", "launches.py", "schedule.py")  # of the triton backend
+        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py")]
+        return [*own, *(folder.parent / "triton" / name for name in shared)]
 
     def toolchain(self) -> dict[str, str]:
         return {"triton": version("triton")}

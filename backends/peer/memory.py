@@ -54,7 +54,7 @@ class Sharing(Protocol):
 class PeerMemory:
     """The memory that the ranks of a mesh axis share, as this rank reaches it.
 
-    communicator   connects the ranks
+    communicator   connects the ranks; it is not kept
     sharing        how memory is shared
     own            the address of this rank's memory
     opened         the addresses of the memory of the other ranks, by their index
@@ -73,7 +73,7 @@ class PeerMemory:
         # The GPU reaches pinned memory at the address that the host has (unified addressing).
         self.words = torch.zeros(WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._values = (ctypes.c_int32 * WORDS).from_address(self.words.data_ptr())  # faster to read than a tensor
-        self._communicator, self._sharing, self._own = communicator, sharing, own
+        self._sharing, self._own = sharing, own  # no communicator, which holds this object
         # Not at exit, when the driver may be gone. The driver frees this rank's own memory with the process: to free
         # what another process has opened is an error, and that process may be gone, or run.
         self._end = weakref.finalize(self, _close, sharing, tuple(opened.values()))
@@ -94,10 +94,10 @@ class PeerMemory:
                 expected="all ranks to run the same steps",
             )
 
-    def close(self) -> None:
+    def close(self, communicator: NcclCommunicator) -> None:
         """Close the memory of the other ranks, and free this rank's. All ranks must call this, after their last sum."""
         self._end()
-        _all_have(self._communicator, "", self.table.device)
+        _all_have(communicator, "", self.table.device)
         self._sharing.free(self._own)
 
 

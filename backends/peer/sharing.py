@@ -19,7 +19,7 @@ class CudaSharing:
     def __init__(self, device: torch.device) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._place = driver, device
         make_context_current(device)
         self._device = self._call("cuDeviceGet", device.index)
 
@@ -33,7 +33,8 @@ class CudaSharing:
         self._call("cuMemFree", address)
 
     def handle(self, address: int) -> bytes:
-        return ctypes.string_at(self._call("cuIpcGetMemHandle", address).getPtr(), HANDLE_BYTES)
+        held = self._call("cuIpcGetMemHandle", address)  # the bytes are there as long as this object
+        return ctypes.string_at(held.getPtr(), HANDLE_BYTES)
 
     def bus(self) -> str:
         text: bytes = self._call("cuDeviceGetPCIBusId", BUS_BYTES, self._device)
@@ -47,6 +48,7 @@ class CudaSharing:
         return int(self._call("cuIpcOpenMemHandle", held, flag.value))
 
     def close(self, address: int) -> None:
+        make_context_current(self._place)  # any thread may drop the last reference
         self._call("cuIpcCloseMemHandle", address)
 
     def _check_reach(self, bus: str) -> None:

@@ -17,9 +17,11 @@ from sm_90 import run_without_interpreter
 
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.peer import load as loading
+from ingot.backends.peer import sharing as sharing_module
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
 from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, SHARED_BYTES, SLOT_BYTES
 from ingot.backends.peer.memory import HANDLE_BYTES, PeerMemory, share
+from ingot.backends.peer.sharing import CudaSharing
 from ingot.backends.triton.launches import Launch, Number, Pointer
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError, RankError
@@ -100,7 +102,7 @@ def test_closing_frees_after_all_have_closed() -> None:
     def work(one: NcclCommunicator) -> None:
         peers = share(one, sharings[one.place], CPU)
         assert peers is not None
-        peers.close()
+        peers.close(one)
         assert not sharings[one.place].held and not sharings[1 - one.place].open_now
 
     joined(FakeNccl(), 2, work)
@@ -141,6 +143,87 @@ def test_words_are_errors_of_the_connection() -> None:
         return "done"
 
     assert joined(FakeNccl(), 2, work) == ["done"] * 2
+
+
+class Driver:
+    """The driver's functions of CUDA IPC: each records its arguments. `fails` maps a name to the status it returns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> None:
+        import cuda.bindings
+        from cuda.bindings import driver
+
+        self.CUresult, self.CUipcMemHandle = driver.CUresult, driver.CUipcMemHandle
+        self.CUipcMem_flags = driver.CUipcMem_flags
+        self.calls: list[tuple[Any, ...]] = []
+        self._fails = fails
+        self._made = driver.CUipcMemHandle()
+        ctypes.memmove(self._made.getPtr(), bytes(range(HANDLE_BYTES)), HANDLE_BYTES)
+        monkeypatch.setattr(cuda.bindings, "driver", self)
+        monkeypatch.setattr(sharing_module, "make_context_current", lambda device: None)
+
+    def __getattr__(self, name: str) -> Any:
+        found: dict[str, Any] = {
+            "cuDeviceGet": 40,
+            "cuMemAlloc": 1 << 40,
+            "cuIpcGetMemHandle": self._made,
+            "cuDeviceGetPCIBusId": b"0000:1b:00.0\0\0\0\0",
+            "cuDeviceGetByPCIBusId": 41,
+            "cuDeviceCanAccessPeer": 1,
+            "cuIpcOpenMemHandle": 2 << 40,
+        }
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            if name == "cuIpcOpenMemHandle":
+                arguments = (ctypes.string_at(arguments[0].getPtr(), HANDLE_BYTES), *arguments[1:])
+            self.calls.append((name, *arguments))
+            if name in self._fails:
+                return getattr(self.CUresult, self._fails[name]), None
+            results = (found[name],) if name in found else ()
+            return self.CUresult.CUDA_SUCCESS, *results
+
+        return call
+
+
+def test_memory_is_shared_by_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, {})
+    made = CudaSharing(torch.device("cuda", 0))
+    address = made.allocate(100)
+    assert address == 1 << 40 and made.bus() == "0000:1b:00.0"
+    handle = made.handle(address)
+    assert handle == bytes(range(HANDLE_BYTES))
+    driver.calls.clear()
+    assert made.open(handle, "0000:2c:00.0") == 2 << 40
+    lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+    assert driver.calls == [
+        ("cuDeviceGetByPCIBusId", b"0000:2c:00.0"),
+        ("cuDeviceCanAccessPeer", 40, 41),
+        ("cuIpcOpenMemHandle", handle, lazy),
+    ]
+    driver.calls.clear()
+    made.close(2 << 40)
+    made.free(address)
+    assert driver.calls == [("cuIpcCloseMemHandle", 2 << 40), ("cuMemFree", 1 << 40)]
+
+
+def test_a_gpu_that_this_process_does_not_see_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = {"cuDeviceGetByPCIBusId": "CUDA_ERROR_INVALID_DEVICE"}
+    driver = Driver(monkeypatch, fails)
+    made = CudaSharing(torch.device("cuda", 0))
+    assert made.open(bytes(HANDLE_BYTES), "0000:2c:00.0") == 2 << 40
+    fails["cuIpcOpenMemHandle"] = "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
+    with pytest.raises(BackendError, match="cuIpcOpenMemHandle says CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"):
+        made.open(bytes(HANDLE_BYTES), "0000:2c:00.0")
+    assert not any(name == "cuDeviceCanAccessPeer" for name, *_ in driver.calls)
+
+
+def test_a_gpu_that_is_not_linked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, {})
+    made = CudaSharing(torch.device("cuda", 0))
+    reach = driver.__getattr__("cuDeviceCanAccessPeer")
+    monkeypatch.setattr(driver, "cuDeviceCanAccessPeer", lambda *given: (reach(*given)[0], 0), raising=False)
+    with pytest.raises(BackendError, match=r"0000:1b:00\.0 cannot access the memory of the GPU 0000:2c:00\.0"):
+        made.open(bytes(HANDLE_BYTES), "0000:2c:00.0")
+    assert driver.calls[-2][0] == "cuDeviceCanAccessPeer", "and then the name of this GPU"
 
 
 class Recorded:
