@@ -13,7 +13,8 @@ from ingot.ir.errors import BackendError
 class CudaSharing:
     """Shares memory of the GPU `device`, in torch's context. `memory.Sharing` describes the methods.
 
-    The processes need not see the GPUs of each other.
+    The processes need not see the GPUs of each other: since CUDA 10.1, memory of such GPUs can be opened (NCCL's
+    src/transport/p2p.cc).
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,8 @@ def test_more_ranks_than_the_layout_has(warnings: list[str]) -> None:
 
 
 def test_words_are_errors_of_the_connection() -> None:
+    connected = threading.Barrier(2)  # an abort ends the calls of the other rank
+
     def work(one: NcclCommunicator) -> Any:
         peers = share(one, HostSharing(one.place, {}), CPU)
         assert peers is not None
@@ -136,6 +139,7 @@ def test_words_are_errors_of_the_connection() -> None:
         with pytest.raises(RankError, match="told to end"):
             one.check()
         peers.words[ERROR] = 0
+        connected.wait(10)
         one.abort()
         assert peers.words.tolist()[ABORT] == 1, "a kernel that waits sees it"
         with pytest.raises(RankError, match="was ended"):
@@ -273,6 +277,7 @@ def loaded(one: NcclCommunicator, executable: Executable, folder: Path) -> Any:
 def test_sizes_choose_the_kernel_or_nccl(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     executable = write_call(tmp_path)
     sharing = HostSharing(9, {})  # of all ranks
+    called = threading.Barrier(2)  # an abort ends the calls of the other rank
     monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
 
     def work(one: NcclCommunicator) -> Any:
@@ -295,6 +300,7 @@ def test_sizes_choose_the_kernel_or_nccl(tmp_path: Path, no_gpu: None, monkeypat
             call(torch.ones(17, dtype=torch.bfloat16)[1:])
         again = loaded(one, executable, tmp_path)
         assert again._peers is call._peers, "one memory for all calls of a connection"
+        called.wait(10)
         one.abort()
         with pytest.raises(RankError):
             call(torch.ones(8, dtype=torch.bfloat16))
