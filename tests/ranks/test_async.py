@@ -39,7 +39,7 @@ def test_a_server_starts_its_ranks_again(artifact: Callable[[str, str], Path]) -
             begin = time.monotonic()
             os.kill(rank, signal.SIGKILL)
             while not is_gone(engine):
-                assert time.monotonic() - begin < 5, "the engine ends, though no request runs"
+                assert time.monotonic() - begin < 20, "the engine ends, though no request runs"
                 await asyncio.sleep(0.05)
             while llm.engine.state != "ready":
                 assert time.monotonic() - begin < 60

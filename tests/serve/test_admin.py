@@ -132,7 +132,7 @@ def test_kept_requests_go_on_after_a_pause(operated: Operated) -> None:
     assert operated.server.http.get("/ready").status_code == 503
     assert operated.server.http.get("/health").status_code == 200
     waiting = operated.begin(max_tokens=2)
-    operated.server.until_gauge("num_requests_waiting", 1, 5)
+    operated.server.until_gauge("num_requests_waiting", 1, 20)
     time.sleep(0.2)
     assert not running.done() and not waiting.done()
     assert operated.order("/resume") == {"status": "resumed"}
@@ -146,7 +146,7 @@ def test_running_requests_end_before_a_pause(operated: Operated) -> None:
     pause = operated.begin_order("/pause", mode="wait")
     late = operated.begin_waiting()
     pause.result(60)
-    assert running.result(5).json()["choices"][0]["finish_reason"] == "length"
+    assert running.result(30).json()["choices"][0]["finish_reason"] == "length"
     time.sleep(0.1)
     assert not late.done() and operated.server.gauge("num_requests_waiting") == 1
     operated.order("/resume")
@@ -158,7 +158,7 @@ def test_running_requests_are_ended_by_a_pause(operated: Operated) -> None:
     operated.running(3)
     operated.order("/pause")
     for one in running:
-        response = one.result(5)
+        response = one.result(30)
         assert response.status_code == 503 and response.headers["Retry-After"]
         assert "operator" in response.json()["error"]["message"]
     operated.order("/pause", mode="keep")  # a paused engine stays paused
@@ -173,15 +173,15 @@ def test_resuming_ends_a_long_wait(operated: Operated) -> None:
     pause = operated.begin_order("/pause", status=400, mode="wait")
     late = operated.begin_waiting()
     operated.order("/resume")
-    assert "goes on" in pause.result(5)["error"]["message"]
+    assert "goes on" in pause.result(30)["error"]["message"]
     assert late.result(60).status_code == 200 and running.result(60).status_code == 200
 
 
 def test_a_client_that_leaves_a_pause(operated: Operated) -> None:
     operated.order("/pause", mode="keep")
-    with pytest.raises(httpx.ReadTimeout), operated.server.client() as client:
-        client.post("/v1/completions", json={"prompt": "a"}, timeout=0.2)
-    operated.server.until_gauge("num_requests_waiting", 0, 5)
+    with operated.server.sent("/v1/completions", prompt="a"):
+        operated.server.until_gauge("num_requests_waiting", 1, 20)
+    operated.server.until_gauge("num_requests_waiting", 0, 20)
     operated.order("/resume")
 
 
@@ -192,7 +192,7 @@ def test_sleep_ends_the_engine_and_waking_starts_another(operated: Operated, lev
     running = operated.begin(**LONG if mode == "abort" else MIDDLE)
     operated.running(1)
     operated.order("/sleep", level=level, mode=mode)
-    assert running.result(10).status_code == (503 if mode == "abort" else 200)
+    assert running.result(30).status_code == (503 if mode == "abort" else 200)
     assert not EngineThread.started[-1].alive, "the engine still has its memory"
     assert operated.admin.http.get("/is_sleeping").json() == {"is_sleeping": True}
     response = operated.server.complete()
@@ -226,7 +226,7 @@ def test_the_prefix_cache_is_emptied(operated: Operated) -> None:
     operated.running(1)
     assert "requests run" in operated.order("/reset_prefix_cache", status=409)["error"]["message"]
     operated.order("/reset_prefix_cache", reset_running_requests="true")
-    assert running.result(5).status_code == 503
+    assert running.result(30).status_code == 503
     assert cached() == 0 and cached() > 0
     operated.order("/pause")  # it empties the cache, too
     operated.order("/resume")

@@ -42,8 +42,8 @@ def flat(logprobs: Any) -> list[float]:
 
 
 async def freed(llm: AsyncLLM) -> None:
-    """Waits until no request runs and no page is held; fails after two seconds."""
-    async with asyncio.timeout(2):
+    """Waits until no request runs and no page is held."""
+    async with asyncio.timeout(20):
         while llm.engine.num_unfinished or llm.engine.stats.running or llm.engine.stats.pages_held:
             await asyncio.sleep(0.005)
 
@@ -105,6 +105,7 @@ def test_leaving_cancelling_and_aborting_free_the_pages(chat_artifact: Path) -> 
         assert await task < 4000
         await llm.abort("unknown")
         await freed(llm)
+        assert llm.engine.stats.steps < LONG.max_tokens, "no request has run to its end"
         assert await llm.reset_prefix_cache()
 
     run(chat_artifact, body)

@@ -228,5 +228,4 @@ def test_the_server_is_unharmed(server: HttpServer) -> None:
     assert server.complete(max_tokens=3).status_code == 200
     assert server.http.get("/load").json() == {"server_load": 0}
     server.until_idle()
-    assert server.gauge("kv_cache_usage_perc") == 0
     assert "Traceback" not in server.log.read_text()

@@ -49,7 +49,6 @@ def check(server: HttpServer, count: int) -> None:
             assert answer.json()["error"]["message"], (again(content), path)
     assert served > count / 10
     server.until_idle()
-    assert server.gauge("kv_cache_usage_perc") == 0 and server.http.get("/load").json() == {"server_load": 0}
     assert "Traceback" not in server.log.read_text()
 
 

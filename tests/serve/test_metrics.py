@@ -45,15 +45,16 @@ def values(server: HttpServer) -> dict[tuple[str, str], float]:
 def test_metrics_count_requests_and_tokens(server: HttpServer) -> None:
     before = values(server)
     server.complete(prompt="abc", max_tokens=5, ignore_eos=True)
-    server.complete(prompt="abcd", max_tokens=4, ignore_eos=True, stream=True)
+    # So many that a busy server, which merges deltas, sends more than one.
+    server.complete(prompt="abcd", max_tokens=40, ignore_eos=True, stream=True)
+    server.until_idle()
     after = values(server)
     grown = {key: after[key] - before[key] for key in after}
-    assert grown["vllm:prompt_tokens_total", ""] == 7 and grown["vllm:generation_tokens_total", ""] == 9
+    assert grown["vllm:prompt_tokens_total", ""] == 7 and grown["vllm:generation_tokens_total", ""] == 45
     assert grown["vllm:request_success_total", "length"] == 2 and grown["vllm:request_success_total", "stop"] == 0
     assert grown["vllm:e2e_request_latency_seconds_count", ""] == 2
     assert grown["vllm:time_to_first_token_seconds_count", ""] == 1, "only streams have a first token of their own"
-    assert 1 <= grown["vllm:inter_token_latency_seconds_count", ""] <= 3
-    assert after["vllm:num_requests_running", ""] == after["vllm:num_requests_waiting", ""] == 0
+    assert 1 <= grown["vllm:inter_token_latency_seconds_count", ""] <= 39
 
 
 def test_version_and_load(server: HttpServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -25,8 +26,9 @@ def impatient(
 
 def until_closed(connection: socket.socket) -> bytes:
     answer = b""
-    while piece := connection.recv(1 << 16):
-        answer += piece
+    with contextlib.suppress(ConnectionError):  # closed before it had read all that was sent
+        while piece := connection.recv(1 << 16):
+            answer += piece
     return answer
 
 
@@ -38,13 +40,15 @@ def test_headers_that_never_end(impatient: ThreadServer) -> None:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
     for _ in range(4):
         for connection in slow:
-            connection.sendall(b"X")
+            with contextlib.suppress(ConnectionError):  # on a busy machine its time is over
+                connection.sendall(b"X")
         assert impatient.complete(max_tokens=1).status_code == 200
         time.sleep(READ_SECONDS / 8)
     for connection in slow:
         assert until_closed(connection).startswith(b"HTTP/1.1 408 ")
         connection.close()
-    assert time.monotonic() - begin < 8 * READ_SECONDS
+    # Quietly two times READ_SECONDS; one connection after the other would take fifty.
+    assert time.monotonic() - begin < 30 * READ_SECONDS
 
 
 def test_a_connection_without_a_request(impatient: ThreadServer) -> None:

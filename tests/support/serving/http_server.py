@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,9 +39,28 @@ class ServerClient:
         """The answer to a completion."""
         return self.http.post("/v1/completions", json={"prompt": "go", **fields})
 
+    def sent(self, path: str, **fields: Any) -> socket.socket:
+        """A connection of its own on which a request was sent. Closing it is what a client does that leaves."""
+        body = json.dumps(fields).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        if self.url.startswith("unix:"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(self.url.removeprefix("unix:"))
+        else:
+            host, _, port = self.url.removeprefix("http://").partition(":")
+            connection = socket.create_connection((host, int(port)))
+        connection.settimeout(60)
+        connection.sendall(head.encode() + body)
+        return connection
+
+    def load(self) -> int:
+        """The number of unfinished requests."""
+        found: int = self.http.get("/load").json()["server_load"]
+        return found
+
     def gauge(self, name: str) -> float:
         """The value of a metric."""
-        found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
+        found = re.search(rf"^(?:vllm|ingot):{name}\{{[^}}]*\}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
         assert found is not None, name
         return float(found[1])
 
@@ -56,10 +77,23 @@ class ServerClient:
         except AssertionError as error:
             raise AssertionError(f"{name} is not {value}, but {sorted(set(seen))}; last {seen[-1]}") from error
 
-    def until_idle(self) -> None:
-        """Waits until no request runs or waits. An answer can arrive before the counts that follow it."""
-        for name in ("num_requests_running", "num_requests_waiting"):
-            self.until_gauge(name, 0, 5)
+    def until_idle(self, seconds: float = 20.0) -> None:
+        """Waits until no request runs or waits, and no KV page is held.
+
+        An answer can arrive before the counts that follow it, and pages of an ended sequence are held until the steps
+        in flight are complete.
+        """
+        seen: dict[str, float] = {}
+
+        def idle() -> bool:
+            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            seen.update({name: self.gauge(name) for name in names}, server_load=self.load())
+            return not any(seen.values())
+
+        try:
+            until(idle, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"not idle within {seconds} s: {seen}") from error
 
 
 class HttpServer(ServerClient):
