@@ -45,6 +45,12 @@ def states(server: HttpServer) -> list[str]:
     return [one["state"] for one in server.http.get("/server_info").json()["engine"]["replicas"]]
 
 
+def samples(server: HttpServer, name: str) -> list[float]:
+    """The values of a metric, one of each replica."""
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return [one.value for family in families for one in family.samples if one.name == name]
+
+
 def test_each_replica_has_its_cores(pico: Path, tmp_path: Path) -> None:
     with serving(pico, tmp_path / "log", 2) as server:
         shares = [os.sched_getaffinity(process) for process in server.engine_processes()]
@@ -66,11 +72,15 @@ def test_a_replica_that_is_killed_under_load(pico: Path, tmp_path: Path) -> None
             lines = [line async for line in answer.aiter_lines() if line]
             outcomes.append((True, answer.status_code, lines))
 
+    def both_generate() -> bool:
+        generated = samples(server, "vllm:generation_tokens_total")
+        return len(generated) == 2 and all(generated)
+
     async def load(kill: Callable[[], None]) -> None:
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             first = [asyncio.create_task(one(client, number)) for number in range(80)]
-            await asyncio.sleep(1.0)  # some run, and some wait
+            await asyncio.to_thread(until, both_generate, 60)  # some run, and some wait
             kill()
             later = [asyncio.create_task(one(client, number)) for number in range(80, 100)]
             await asyncio.gather(*first, *later)
@@ -107,9 +117,7 @@ def cached_tokens(server: HttpServer) -> float:
 
     with server.client() as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(talk, range(8)))
-    families = text_string_to_metric_families(server.http.get("/metrics").text)
-    samples = [one for family in families for one in family.samples if one.name == "vllm:prefix_cache_hits_total"]
-    return sum(one.value for one in samples)
+    return sum(samples(server, "vllm:prefix_cache_hits_total"))
 
 
 def test_two_replicas_find_what_one_finds(pico: Path, tmp_path: Path) -> None:
