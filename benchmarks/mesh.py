@@ -51,9 +51,9 @@ def main() -> None:
         other = each[1][name]
         faster = other.value / one.value if one.more_is_better else one.value / other.value
         found |= {
-            f"one.{name}": one,
-            f"mesh.{name}": other,
-            f"mesh.{name}.faster": Figure(value=faster, unit="", what=f"{one.what}: the mesh is faster by"),
+            f"one.{name}": one.model_copy(update={"what": f"one device: {one.what}"}),
+            f"mesh.{name}": other.model_copy(update={"what": f"the mesh: {one.what}"}),
+            f"mesh.{name}.faster": Figure(value=faster, unit="", what=f"the mesh: {one.what}, faster by"),
         }
     report(options.json, {"one": options.one.name, "mesh": options.mesh.name, **settings}, found)
 

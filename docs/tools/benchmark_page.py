@@ -8,7 +8,7 @@ from pathlib import Path
 from bars import bars
 from gpu_page import SHAPES, device_of, gpu_sections, missing, provenance, sequences, shown
 from http_page import http_sections, is_http
-from kernel_page import kernel_section
+from kernel_page import kernel_kind, kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
 from quality_page import TITLE, quality_section
@@ -63,7 +63,8 @@ def _shape(result: Result) -> bool:
 
 
 def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
-    yield f"## Kernels of {SHAPES[str(result.settings['shape'])]} on {device_of(result)}\n"
+    kind = kernel_kind(result)
+    yield f"## {kind} of {SHAPES[str(result.settings['shape'])]} on {device_of(result)}\n"
     yield from kernel_section(result, plots)
     yield from missing(result)
     yield provenance(result)
@@ -74,7 +75,7 @@ def _plain(result: Result, plots: dict[str, str]) -> Iterator[str]:
     beyond = result.name.removeprefix(script.stem).strip("_").replace("_", " ")
     yield f"## {_title(script)}{f' ({beyond})' if beyond else ''}\n"
     settings = ", ".join(f"{name} {value}" for name, value in result.settings.items() if value not in ("", None))
-    yield f"`python benchmarks/{script.name}`, with {settings}.\n"
+    yield f"`python benchmarks/{script.relative_to(BENCHMARKS)}`, with {settings}.\n"
     yield from _plot(result, _engine_groups(result.figures), "a decode step", plots)
     figures = [(name, result.figures[name]) for name in _ordered(result.figures)]
     yield from table(("figure", ""), ((figure.what, shown(figure)) for _, figure in figures))
@@ -110,7 +111,8 @@ def _script(name: str) -> Path:
     A result of a further run has a longer name, such as soak_http_cpu.
     """
     parts = name.split("_")
-    paths = (BENCHMARKS / f"{'_'.join(parts[:count])}.py" for count in range(len(parts), 0, -1))
+    names = (f"{'_'.join(parts[:count])}.py" for count in range(len(parts), 0, -1))
+    paths = (folder / name for name in names for folder in (BENCHMARKS, BENCHMARKS / "kernels"))
     return next(path for path in paths if path.is_file())
 
 

@@ -21,6 +21,8 @@ SHAPES = {
     "phi-2": "Phi-2",
     "gpt2-2.7b": "GPT-2 of 2.7 B",
     "falcon-7b": "Falcon 7B",
+    "qwen3-30b-a3b": "Qwen3 30B-A3B",
+    "gpt-oss-20b": "GPT-OSS 20B",
 }
 HEAD = """\
 All models have random weights of the published shape, in bfloat16. Cells of other engines end with how many times

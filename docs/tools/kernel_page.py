@@ -10,17 +10,30 @@ from natural_order import natural_order
 from results import Figure, Result
 from units import quantity
 
+COMMAND = "`python benchmarks/{script} --shape {shape}`:\n"
 HEAD = """\
-`python benchmarks/gpu_kernels.py --shape {shape}`: the kernels of one layer and of both ends of a step, on random
+the kernels of one layer and of both ends of a step, on random
 numbers. Each runs as CUDA graphs of many calls over different memory. Contenders take turns, and the median counts. The
 share next to a time is the least possible time divided by it: copying the bytes that must come from memory, or the
 operations at the rate of a large cuBLAS matmul, whichever is longer.
 """
+EXPERTS = """\
+the experts of one layer of a mixture, with all launches. Each token's experts are drawn at random. Bytes are those of
+the different experts that a call needs. The name of a format follows the model's where weights are quantized.
+"""
+QUANTIZED = """\
+the matmuls of one layer with quantized weights. Ingot's include the norm, gate or residual. cuBLAS's compute the matmul
+alone, with weights in bfloat16.
+"""
+# Scripts that measure one part, and what they measure. gpu_kernels.py measures the others.
+SCRIPTS = {"experts": ("kernels/experts.py", EXPERTS), "quant_linear": ("kernels/quant_linear.py", QUANTIZED)}
 PARTS = {
     "attention": "Attention of decode steps, by sequences and cached positions",
     "prefill": "Attention of prefill steps, by tokens",
     "linear": "Matmuls; up to 64 tokens Ingot's include the norm, gate or residual, cuBLAS's do not",
     "step": "Small kernels, by rows",
+    "experts": "Experts of a mixture, by tokens",
+    "quant_linear": "Quantized matmuls, by format and tokens",
 }
 _PLOTTED = ("attention", "prefill")
 _BY_ROWS = ("step",)  # tables with a column per number of rows, in place of contenders
@@ -49,9 +62,15 @@ class Call:
         return self.figures[of].value, of.partition(".of_")[2]
 
 
+def kernel_kind(result: Result) -> str:
+    """Return what a result measures, as a heading begins."""
+    return {"experts": "Experts", "quant_linear": "Quantized matmuls"}.get(_only_part(result), "Kernels")
+
+
 def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
     """Yield the tables of a result; add plots by their paths in docs/."""
-    yield HEAD.format(shape=result.settings["shape"])
+    script, head = SCRIPTS.get(_only_part(result), ("gpu_kernels.py", HEAD))
+    yield COMMAND.format(script=script, shape=result.settings["shape"]) + head
     for part, title in PARTS.items():
         calls = _calls(result.figures, part)
         if not calls:
@@ -66,6 +85,11 @@ def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
         peak = f"\nThe copy reads and writes {_shown(result.figures[f'{part}.copy'])}"
         rate = result.figures.get(f"{part}.rate")
         yield f"{peak}; the large matmul reaches {_shown(rate)}.\n" if rate else f"{peak}.\n"
+
+
+def _only_part(result: Result) -> str:
+    """Return the part that a script of its own measured; "" if gpu_kernels.py measured the result."""
+    return next((part for part in SCRIPTS if any(name.startswith(f"{part}.") for name in result.figures)), "")
 
 
 def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
