@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from fake_nccl import FakeNccl, joined
-from sm_90 import run_without_interpreter
 
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.peer import load as loading
@@ -328,52 +327,3 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     executable = Executable(id="e", backend="peer", inputs=(), outputs=(), files=())
     with pytest.raises(BackendError, match=r"all_reduce\.json cannot be read"):
         loaded(SimpleNamespace(), executable, tmp_path)  # type: ignore[arg-type]
-
-
-SCRIPT = """
-import json, re, sys, tempfile
-from pathlib import Path
-import triton
-from ingot.backends.peer.emit import Peer
-from ingot.ir import build
-from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.machine.target import Target
-from ingot.ir.ops import all_reduce
-from ingot.ir.parse import parse_type
-from ingot.ir.program import Dim, Program
-
-made, compile = [], triton.compile
-triton.compile = lambda *args, **options: made.append(compile(*args, **options)) or made[-1]
-body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
-x = body.add_input("in0", parse_type("bf16[T, 4096]"))
-body.set_outputs({"out0": build.call(body, all_reduce.overload, (x,), {"axis": "tp"})})
-folder = Path(tempfile.mkdtemp())
-peer = Peer()
-executable = peer.emit(body, "key", Target.named("sm_90"), folder)
-words = re.compile(r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+|(?:ld|st)\\.global\\.v4\\.b32|multimem")
-print(json.dumps({
-    "files": sorted(one.name for one in folder.iterdir()),
-    "listed": list(executable.files),
-    "types": [executable.inputs, executable.outputs],
-    "call": json.loads((folder / "all_reduce.json").read_text()),
-    "ptx": [words.findall(one.asm["ptx"]) for one in made],
-    "workspace": peer.workspace(body, executable, folder, {"T": 3}, 1),
-}))
-"""
-
-
-def test_what_a_compile_writes(tmp_path: Path) -> None:
-    """For sm_90: flags are written and read by operations of system scope that order the values around them."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    found = run_without_interpreter(tmp_path / "script.py")
-    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4
-    assert found["types"] == [["bf16[T, 4096]"]] * 2
-    call = PeerCall.model_validate(found["call"], strict=False)
-    assert (call.axis, call.item, list(call.launches)) == ("tp", 2, ["2", "4", "8"])
-    assert len({one.kernel for one in call.launches.values()}) == 3
-    for ranks, ptx in zip((2, 4, 8), found["ptx"], strict=True):
-        assert ptx.count("atom.global.sys.release.exch.b32") == ranks - 1
-        assert ptx.count("ld.global.sys.acquire.b32") == 2 * (ranks - 1)
-        assert ptx.count("ld.global.v4.b32") == 1 + ranks and ptx.count("st.global.v4.b32") == 2
-        assert "multimem" not in ptx
-    assert found["workspace"] == 3 * 3 * 4096 * 2
