@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chromium import FLAGS, chromium_path
+from run_seed import run_seed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -93,6 +96,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    # Where Hypothesis is in use, it draws by the commit too, as if --hypothesis-seed were given.
+    drawing = sys.modules.get("hypothesis.core")
+    if drawing is not None and drawing.global_force_seed is None:
+        drawing.global_force_seed = random.Random(run_seed()).getrandbits(64)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.ir.errors import IngotError, InternalError, ParseError, VerifyError
@@ -62,6 +62,7 @@ def test_an_ending_is_read_as_it_is_printed(text: str) -> None:
     assert parse_program(print_program(program)).ending == program.copy().ending == program.ending
 
 
+@settings(deadline=None)
 @given(NAMES, st.dictionaries(NAMES, st.integers(0, 10**6), max_size=3), st.lists(NAMES, max_size=3))
 def test_any_ending_is_read_as_it_is_printed(name: str, attributes: dict[str, int], features: list[str]) -> None:
     use = EndingUse(name, tuple(attributes.items()), tuple(features))
@@ -88,6 +89,7 @@ def test_an_ending_that_does_not_read(text: str) -> None:
         parse_program(f"program p stage=CACHED\nending {text}\ninput x: f32[2]\nreturn x=%x\n")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=12) | st.text(max_size=6).map("sample(a={})".format))
 def test_any_text_is_an_ending_or_refused(text: str) -> None:
     try:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.ir.artifact.plan import BucketClass
@@ -205,6 +205,7 @@ SHAPES = st.lists(SIZES, max_size=4).map(tuple)
 STRIDES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(DTYPES)), SHAPES, STRIDES)
 def test_types_read_back(dtype: str, shape: tuple[int | str, ...], strides: tuple[int, ...]) -> None:
     whole = strides if len(strides) == len(shape) > 0 else None
@@ -262,6 +263,7 @@ ATTRS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(NAMES, st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), ATTRS, max_size=4))
 def test_recipes_read_back(name: str, attrs: dict[str, object]) -> None:
     from ingot.ir.recipe import Recipe

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.serve.engine.routing import MOST_HASHED, Candidate, RecentBlocks, Router, choose, hash_blocks
@@ -22,6 +22,7 @@ def candidates() -> st.SearchStrategy[list[Candidate]]:
     )
 
 
+@settings(deadline=None)
 @given(candidates(), st.integers(20, 30), st.integers(0, 64))
 def test_the_choice(given: list[Candidate], blocks: int, bound: int) -> None:
     """It is within the bound, and none within it is better."""
@@ -33,12 +34,14 @@ def test_the_choice(given: list[Candidate], blocks: int, bound: int) -> None:
             assert (other.blocks, -other.load, -other.turn) <= (chosen.blocks, -chosen.load, -chosen.turn)
 
 
+@settings(deadline=None)
 @given(candidates(), st.integers(0, 64))
 def test_without_a_known_prefix_the_least_loaded_is_chosen(given: list[Candidate], bound: int) -> None:
     plain = [Candidate(one.index, one.load, 0, one.turn) for one in given]
     assert given[choose(plain, 20, bound)].load == min(one.load for one in given)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40), st.sampled_from(["", "a"]))
 def test_equal_blocks_have_equal_hashes(one: list[int], other: list[int], salt: str) -> None:
     mine, others = hash_blocks(one, None, PAGE), hash_blocks(other, salt, PAGE)
@@ -53,6 +56,7 @@ def test_of_a_long_prompt_the_first_blocks_are_hashed() -> None:
     assert len(hash_blocks(range(10 * MOST_HASHED), None, 2)) == MOST_HASHED
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12), st.integers(1, 12))
 def test_recent_blocks_are_whole_prefixes(prompts: list[list[int]], most: int) -> None:
     """As a plain least-recently-used set, whose lookup looks at each block."""
