@@ -195,6 +195,12 @@ _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
         "topk_group": 1,
         "mlp_layer_types": ["sparse"] * _LAYERS,
     },
+    "mimo_v2_flash": {
+        "num_key_value_heads": 1,
+        "v_head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "mlp_layer_types": ["sparse"] * _LAYERS,
+    },
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
     "minicpm": {"num_experts": 0},
     "dbrx": {
@@ -335,7 +341,7 @@ def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterato
             continue
         if isinstance(value, QKNormSpec):
             value = f"{value.over}, after rotation" if value.after_rotation else value.over
-        if value is True or isinstance(value, float) or is_dataclass(value):
+        if value is True or name == "attention.v_width" or isinstance(value, float) or is_dataclass(value):
             yield f"`{name}`"
         else:
             yield f"`{name}={value}`"
@@ -356,6 +362,9 @@ def _layers(spec: DecoderSpec | StreamDecoderSpec) -> str:
     ):
         if number:
             found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
+    sinks = sum(attention.sinks for attention in _attentions(spec))
+    if 0 < sinks < count:  # in all layers, they are a trait of the first
+        found.append(f"{sinks} of {count} have sinks")
     if len({attention.kv_heads for attention in _attentions(spec)}) > 1:
         found.append("key-value heads by layer")
     shared = sum(isinstance(block, SharedAttentionSpec) for layer in spec.layers for block in _blocks(layer))

@@ -24,6 +24,7 @@ class AttentionNames:
     order        order of q, k and v in `merged`
     groups       number of equal groups of rows in the merged tensor. Each group holds rows of q, k and v in that order.
                  With one group per k/v head, the rows are [kv_heads, heads / kv_heads + 2, head_dim].
+    sinks        name of the sinks
     """
 
     place: str = "self_attn"
@@ -35,18 +36,19 @@ class AttentionNames:
     merged_kv: str | None = None
     order: str = "qkv"
     groups: int = 1
+    sinks: str = "sinks"
 
-    def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
+    def qkv(self, place: Place, q_size: int, k_size: int, v_size: int) -> list[Place]:
         """Return the locations of q, k and v in the checkpoint, in this order.
 
-        `place` is the location of the attention. q has `q_size` rows; k and v have `kv_size` rows each.
+        `place` is the location of the attention. The sizes are the numbers of rows of q, k and v.
         """
         if self.merged is not None:
-            sizes = {"q": q_size, "k": kv_size, "v": kv_size}
+            sizes = {"q": q_size, "k": k_size, "v": v_size}
             parts = (place / self.merged).split(*(sizes[one] for one in self.order), groups=self.groups)
             return [parts[self.order.index(one)] for one in "qkv"]
         if self.merged_kv is not None:
-            return [place / self.q, *(place / self.merged_kv).split(kv_size, kv_size, groups=self.groups)]
+            return [place / self.q, *(place / self.merged_kv).split(k_size, v_size, groups=self.groups)]
         return [place / self.q, place / self.k, place / self.v]
 
 
@@ -82,7 +84,7 @@ class AttentionSpec:
 
     heads      number of q heads
     kv_heads   number of k heads, and of v heads
-    head_dim   elements of a head
+    head_dim   elements of a head of q, and of k
     bias       whether the linears of q, k and v have biases
     o_bias     whether the output linear has a bias
     rotary     rotary embedding of q and k; None: no rotary embedding
@@ -94,8 +96,10 @@ class AttentionSpec:
     q_scale    factor on q by position, after norm and rotation; None: no such factor
     scale      factor on scores; None: head_dim ** -0.5
     soft_cap   cap on scores, as in cap * tanh(score / cap); None: no cap
+    v_width    elements of a head of v; None: head_dim
     v_norm     norm of each head of v; None: no norm
-    sinks      whether the softmax of each head has one more logit, a weight named "sinks", that attends to nothing
+    v_scale    factor on v; None: no factor
+    sinks      whether the softmax of each head has one more logit, a weight, that attends to nothing
     names      names of the tensors in the checkpoint
     """
 
@@ -113,12 +117,19 @@ class AttentionSpec:
     q_scale: PositionScaleSpec | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    v_width: int | None = None
     v_norm: NormSpec | None = None
+    v_scale: float | None = None
     sinks: bool = False
     names: AttentionNames = AttentionNames()
 
     def __post_init__(self) -> None:
         assert self.window is None or self.chunk is None, "a mask has a window or chunks"
+
+    @property
+    def value_width(self) -> int:
+        """The number of elements of a head of v."""
+        return self.head_dim if self.v_width is None else self.v_width
 
     def build(self, place: Place, hidden: int, layer: int) -> "Attention":
         return Attention(self, place / self.names.place, hidden, layer)
@@ -147,24 +158,27 @@ class Attention(LinearsFirst):
     def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()
         self.spec, self.layer, over = spec, layer, spec.qk_norm.over if spec.qk_norm else None
-        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        q_size, k_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        v_size, mixed = spec.kv_heads * spec.value_width, spec.heads * spec.value_width
         heads = Split("tp", 0, unit=spec.head_dim)
         # Ranks may share a head of k and v, unless one norm covers all heads.
-        kv_heads = replace(heads, repeat=over != "all heads")
-        q, k, v = spec.names.qkv(place, q_size, kv_size)
+        k_heads = replace(heads, repeat=over != "all heads")
+        v_heads = replace(k_heads, unit=spec.value_width)
+        q, k, v = spec.names.qkv(place, q_size, k_size, v_size)
         self.q = Linear(q, hidden, q_size, bias=spec.bias, split=heads)
-        self.k = Linear(k, hidden, kv_size, bias=spec.bias, split=kv_heads)
-        self.v = Linear(v, hidden, kv_size, bias=spec.bias, split=kv_heads)
-        self.o = Linear(place / spec.names.o, q_size, hidden, bias=spec.o_bias, split=replace(heads, dim=1))
+        self.k = Linear(k, hidden, k_size, bias=spec.bias, split=k_heads)
+        self.v = Linear(v, hidden, v_size, bias=spec.bias, split=v_heads)
+        by_value = Split("tp", 1, unit=spec.value_width)
+        self.o = Linear(place / spec.names.o, mixed, hidden, bias=spec.o_bias, split=by_value)
         self.first = (self.q, self.k, self.v)
         self.sinks = None
         if spec.sinks:
-            self.sinks = parameter((spec.heads,), place.source("sinks"), place.dtype, Split("tp", 0))
+            self.sinks = parameter((spec.heads,), place.source(spec.names.sinks), place.dtype, Split("tp", 0))
         self.slopes = None if spec.alibi is None else spec.alibi.slopes(spec.heads)
         if spec.qk_norm is not None:
             self.q_norm = self._norm(spec.qk_norm.q, place, spec.heads, Split("tp", 0))
             self.k_norm = self._norm(spec.qk_norm.k, place, spec.kv_heads, Split("tp", 0, repeat=True))
-        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, place, spec.head_dim)
+        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, place, spec.value_width)
 
     def _norm(self, norm: NormSpec, place: Place, heads: int, by_head: Split) -> Norm:
         assert self.spec.qk_norm is not None
@@ -183,11 +197,13 @@ class Attention(LinearsFirst):
         q, k, v = self.q(x), self.k(x), self.v(x)
         if spec.clip is not None:
             q, k, v = (ops.clamp(part, limit=spec.clip) for part in (q, k, v))
+        if spec.v_scale is not None:
+            v = v * spec.v_scale
         if over == "all heads":
             q, k = self.q_norm(q), self.k_norm(k)
         # view(-1, …), never x.shape[0]: the number of tokens is symbolic during tracing.
         q = q.view(-1, spec.heads, spec.head_dim)
-        k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.head_dim)
+        k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.value_width)
         late = spec.qk_norm is not None and spec.qk_norm.after_rotation
         if over in ("head", "each head") and not late:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -203,7 +219,7 @@ class Attention(LinearsFirst):
         more = [] if self.sinks is None and self.slopes is None else [self.sinks]
         more += [] if self.slopes is None else [self.slopes]
         attended = ops.attention(q, k, v, at.positions, at.token_seqs, *more, layer=self.layer, **self.options())
-        return self.o(attended.view(-1, spec.heads * spec.head_dim))
+        return self.o(attended.view(-1, spec.heads * spec.value_width))
 
     def options(self) -> dict[str, float | str]:
         return self.spec.options()

@@ -53,7 +53,7 @@ def read_sigmoid_experts(config: ConfigReader, experts_field: str, shared: int, 
     """Return the spec of experts as in DeepSeek-V3: sigmoid scores, a bias for the choice, groups, a shared part.
 
     experts_field   the field with the number of experts
-    shared          the shared part is as wide as this number of experts
+    shared          the shared part is as wide as this number of experts; 0: no shared part
     activation      how experts join gate and up
     """
     experts, top_k = read_counts(config, experts_field)
@@ -68,8 +68,8 @@ def read_sigmoid_experts(config: ConfigReader, experts_field: str, shared: int, 
         **read_groups(config, experts, top_k),
     )
     width = config.integer("moe_intermediate_size")
-    part = SharedSpec(GatedSpec(shared * width, activation, names=GatedNames("shared_experts")))
-    return ExpertsSpec(experts, width, router, activation, shared=part)
+    part = GatedSpec(shared * width, activation, names=GatedNames("shared_experts"))
+    return ExpertsSpec(experts, width, router, activation, shared=SharedSpec(part) if shared else None)
 
 
 def read_layer_indices(config: ConfigReader, field: str, layers: int) -> tuple[int, ...] | None:

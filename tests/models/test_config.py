@@ -37,7 +37,7 @@ def _other_spelling(config: dict[str, Any]) -> dict[str, Any]:
 ONE_TABLE = [
     name
     for name, tiny in TINY.items()
-    if not name.startswith(("gemma3", "olmo3")) and {"rope_theta", "rope_parameters"} & tiny.config.keys()
+    if not name.startswith(("gemma3", "mimo_v2", "olmo3")) and {"rope_theta", "rope_parameters"} & tiny.config.keys()
 ]
 
 

@@ -51,7 +51,7 @@ WAYS: dict[str, tuple[AttentionNames, dict[str, Callable[[], torch.Tensor]]]] = 
 
 def recipes(names: AttentionNames, make: Callable[[Place], Recipe], *, transposed: bool = False) -> list[Recipe]:
     place = Place("attn", torch.float32, transposed=transposed)
-    return [make(one) for one in names.qkv(place, Q_SIZE, KV_SIZE)]
+    return [make(one) for one in names.qkv(place, Q_SIZE, KV_SIZE, KV_SIZE)]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

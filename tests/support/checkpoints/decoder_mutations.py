@@ -1,5 +1,6 @@
 """Mutations of the specs that most families have, and which of their fields need none."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -85,11 +86,11 @@ def _grouped_by_turns(params: Params, dims: DecoderSpec) -> None:
     """Query head i with key-value head i % kv_heads instead of i // group: the same heads in another order."""
     attention = first_attention(dims)
     order = torch.arange(attention.heads).view(-1, attention.kv_heads).T.flatten()
-    split = (attention.heads, attention.head_dim)
+    split, mixed = (attention.heads, attention.head_dim), (attention.heads, attention.value_width)
     for name in [name for name in params if name.endswith((".q.weight", ".q.bias"))]:
         params[name] = params[name].unflatten(0, split)[order].flatten(0, 1)
     for name in [name for name in params if name.endswith(".o.weight")]:
-        params[name] = params[name].unflatten(1, split)[:, order].flatten(1, 2)
+        params[name] = params[name].unflatten(1, mixed)[:, order].flatten(1, 2)
     for name in [name for name in params if name.endswith("q_norm.weight")]:
         if attention.qk_norm is not None and attention.qk_norm.over == "all heads":
             params[name] = params[name].unflatten(0, split)[order].flatten(0, 1)
@@ -99,6 +100,13 @@ def _grouped_by_turns(params: Params, dims: DecoderSpec) -> None:
 
 def first_attention(dims: DecoderSpec) -> AttentionSpec:
     return next(specs(dims, AttentionSpec))
+
+
+def _grouped(dims: DecoderSpec) -> bool:
+    """With one head of k, both orders are the same."""
+    return any(
+        1 < attention.kv_heads < attention.heads for attention in itertools.islice(specs(dims, AttentionSpec), 1)
+    )
 
 
 def _window_everywhere(dims: DecoderSpec) -> DecoderSpec:
@@ -212,7 +220,7 @@ MUTATIONS = (
     Mutation(
         "heads grouped by turns",
         "AttentionSpec.kv_heads",
-        some(AttentionSpec, lambda attention: attention.kv_heads < attention.heads),
+        _grouped,
         params=_grouped_by_turns,
     ),
     Mutation("no window", "AttentionSpec.window", _WINDOWED, every(AttentionSpec, window=None)),
