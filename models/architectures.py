@@ -38,6 +38,7 @@ from ingot.models.families import (
     internlm2,
     llama,
     llama4,
+    longcat,
     mimo,
     mimo_v2,
     minicpm,
@@ -200,6 +201,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "llama4", llama4.text_part, DECODER, default=131_072, part="text_config"
     ),
     "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
+    "LongcatFlashForCausalLM": Architecture("longcat_flash", longcat.longcat_flash, DECODER, default=131_072),
     "MiMoForCausalLM": Architecture("mimo", mimo.mimo, DECODER),
     "MiMoV2FlashForCausalLM": Architecture("mimo_v2_flash", mimo_v2.mimo_v2_flash, DECODER, default=131_072),
     "MiniCPMForCausalLM": Architecture("minicpm", minicpm.minicpm, DECODER),

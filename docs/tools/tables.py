@@ -27,6 +27,7 @@ from ingot.models.blocks.laurel import LaurelSpec
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
+from ingot.models.blocks.shortcut import ShortcutStartSpec
 from ingot.models.blocks.stream_decoder import StreamDecoderSpec
 from ingot.models.blocks.stream_layer import StreamLayerSpec
 from ingot.models.config import ConfigReader
@@ -201,6 +202,12 @@ _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "mlp_layer_types": ["sparse"] * _LAYERS,
     },
+    "longcat_flash": {
+        "num_key_value_heads": 4,
+        "qk_rope_head_dim": 16,
+        "num_layers": _LAYERS // 2,
+        "zero_expert_num": 4,
+    },
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
     "minicpm": {"num_experts": 0},
     "dbrx": {
@@ -277,8 +284,8 @@ _NO_TRAITS = (
 _NO_TRAITS_OF_EXPERTS = ("limit", "alpha", "least_sum", "one_row", "stored", "place")
 
 
-# Specs of a single family; their fields are sizes and norms.
-_BY_NAME = (StreamLayerSpec, AltUpSpec, LaurelSpec, PerLayerInputSpec, PerLayerEmbeddingSpec)
+# Specs of a single family; their fields are sizes, norms and parts.
+_BY_NAME = (StreamLayerSpec, AltUpSpec, LaurelSpec, PerLayerInputSpec, PerLayerEmbeddingSpec, ShortcutStartSpec)
 
 
 def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:

@@ -82,8 +82,11 @@ def _check(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, bound: 
             f"weights {list(weights.shape)} and experts {chosen.dtype} {list(chosen.shape)}",
             expected=f"[T, top_k] and int32 [T, top_k], with T = {x.shape[0]}",
         )
-    if not 1 <= chosen.shape[1] <= num_experts:
-        raise VerifyError(f"{chosen.shape[1]} experts for each token", expected=f"1 to {num_experts}")
+    if bound["others"] < 0:
+        raise VerifyError(f"{bound['others']} other experts", where="ingot.experts", expected="at least 0")
+    most = num_experts + bound["others"]
+    if not 1 <= chosen.shape[1] <= most:
+        raise VerifyError(f"{chosen.shape[1]} experts for each token", expected=f"1 to {most}")
     activation = bound["activation"]
     if activation not in (*GATES, CLAMPED):
         raise VerifyError(
@@ -151,6 +154,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample((*routed(6, 1), *matrices), {"activation": "gelu_tanh", "weigh_input": True}),
         Sample((*routed(6, 2), *matrices, *biases), {"activation": CLAMPED, "limit": 0.4, "alpha": 1.5}),
         Sample((*routed(1, 1), *matrices)),
+        Sample((*routed(6, 4), *(one[:2] for one in matrices)), {"others": 2}),
         stored("mxfp4", "mxfp4", biased=True, activation=CLAMPED),
         stored("int4_g32_asym", "int8", biased=False),
         stored("int8_tensor", "int8_g32", biased=False),
@@ -168,7 +172,7 @@ def _through(
 
     weights       the weight of each choice [T, top_k]
     order         the choices (token * top_k + i) by expert. The first `counts[0]` of them belong to expert 0, the next
-                  `counts[1]` to expert 1, and so on.
+                  `counts[1]` to expert 1, and so on. The rest are of no expert here, and add nothing.
     bound         the arguments of the call by parameter name
     """
     (gate_up, down), weigh_input = _weights(bound), bound["weigh_input"]
@@ -184,6 +188,7 @@ def _through(
             gate, up = gate_up.linear(rows[mine], expert).chunk(2, -1)
             made[mine] = down.linear(gate_of(gate, up), expert)
         begin += count
+    made[begin:] = 0
     by_choice = torch.empty_like(made)
     by_choice[order] = made
     shares = wide(by_choice).view(*weights.shape, x.shape[-1])
@@ -201,8 +206,9 @@ def _all_to_the_same(*args: Any, **kwargs: Any) -> torch.Tensor:
     """
     bound = experts.bind(args, kwargs)
     x, weights, chosen = bound["x"], bound["weights"], bound["chosen"]
-    order, _ = group_by_expert(chosen, _weights(bound)[0].shape[0])
-    return _through(x, weights, order, [x.shape[0]] * chosen.shape[1], bound)
+    num_experts = _weights(bound)[0].shape[0]
+    order, _ = group_by_expert(chosen, num_experts + bound["others"])
+    return _through(x, weights, order, [x.shape[0]] * min(chosen.shape[1], num_experts), bound)
 
 
 def _placement(call: Call) -> Fit:
@@ -264,6 +270,7 @@ def experts(
     limit: float = 7.0,
     alpha: float = 1.702,
     weigh_input: bool = False,
+    others: int = 0,
     gate_up_format: str = "plain",
     down_format: str = "plain",
 ) -> torch.Tensor:
@@ -279,10 +286,12 @@ def experts(
 
     `activation` joins gate and up: "silu", "gelu" or "gelu_tanh" as in `silu_mul` and `gelu_mul`, or "clamped", the
     SwiGLU of GPT-OSS with its constants `limit` and `alpha`. With `weigh_input` the weights multiply the experts'
-    inputs, and not their results, as in Llama 4. Each matmul is rounded to x's dtype, as in `linear`. The sum is
+    inputs, and not their results, as in Llama 4. Indices from E to E + `others` - 1 are of no expert here, and add
+    nothing. Each matmul is rounded to x's dtype, as in `linear`. The sum is
     rounded once.
     """
     bound = locals()  # the arguments by parameter name, as `Op.bind` returns them
     _check(x, weights, chosen, bound)
-    order, counts = group_by_expert(chosen, _weights(bound)[0].shape[0])
-    return _through(x, weights, order, counts.tolist(), bound)
+    num_experts = _weights(bound)[0].shape[0]
+    order, counts = group_by_expert(chosen, num_experts + others)
+    return _through(x, weights, order, counts[:num_experts].tolist(), bound)

@@ -23,6 +23,7 @@ class DecoderNames:
 
     place            prefix of the decoder's tensors, such as "model"
     layers           name of the list of layers, after that prefix
+    together         number of successive layers that the list has as one
     transposed       whether matrices are stored as [inputs, outputs]
     may_lack_place   whether some checkpoints omit the first part of `place`, up to its first dot, in all names
     unread           regular expressions of tensor names. Some checkpoints hold such tensors, and Ingot does not read
@@ -31,6 +32,7 @@ class DecoderNames:
 
     place: str = "model"
     layers: str = "layers"
+    together: int = 1
     transposed: bool = False
     may_lack_place: bool = False
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
@@ -86,7 +88,8 @@ class Decoder(Block):
         self.spec = spec
         self.embed = spec.embedding.build(place, spec.vocab, hidden)
         self.layers = nn.ModuleList(
-            layer.build(place / names.layers / index, hidden, index) for index, layer in enumerate(spec.layers)
+            layer.build(place / names.layers / (index // names.together), hidden, index)
+            for index, layer in enumerate(spec.layers)
         )
         self.norm = None if spec.norm is None else Norm(spec.norm, place, hidden)
         self.head = Head(spec.head, root, spec.vocab, hidden, self.embed.weight)

@@ -106,7 +106,7 @@ class SharedSpec:
 class ExpertsSpec:
     """A mixture of experts: the weighted sum of the results of the experts that the router chooses for a token.
 
-    experts       number of experts
+    experts       number of experts with weights
     width         number of outputs of an expert's gate and of its up
     router        chooses experts
     activation    how an expert joins gate and up, as in the op `experts`
@@ -114,6 +114,7 @@ class ExpertsSpec:
     alpha         constant of the activation "clamped"
     bias          whether the linears of experts have biases
     weigh_input   whether a token's weights multiply the inputs of its experts, and not their results
+    identities    number of further experts, after the others, that return their input
     shared        a part that every token runs, whose result is added; None: no such part
     place         prefix of the tensors within the layer
     names         names of the experts' tensors in the checkpoint
@@ -127,6 +128,7 @@ class ExpertsSpec:
     alpha: float = 1.702
     bias: bool = False
     weigh_input: bool = False
+    identities: int = 0
     shared: SharedSpec | None = None
     place: str = "mlp"
     names: ExpertNames = field(default_factory=ExpertNames)
@@ -138,6 +140,7 @@ class ExpertsSpec:
         """Return the keyword arguments of the op `experts`: those that differ from the op's defaults."""
         options: dict[str, Any] = {} if self.activation == "silu" else {"activation": self.activation}
         options |= {"weigh_input": True} if self.weigh_input else {}
+        options |= {"others": self.identities} if self.identities else {}
         return options | ({"limit": self.limit, "alpha": self.alpha} if self.activation == "clamped" else {})
 
 
@@ -150,7 +153,7 @@ class Experts(Block):
     def __init__(self, spec: ExpertsSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()
         self.spec, width, names = spec, spec.width, spec.names
-        self.router = ExpertRouter(spec.router, place, hidden, spec.experts)
+        self.router = ExpertRouter(spec.router, place, hidden, spec.experts + spec.identities)
         splits = (None, None) if spec.bias else (Split("tp", 1, (width, width)), Split("tp", 2))
         gate_up, down = names.of_gate_up(place, spec.experts, width), names.of_down(place, spec.experts, width)
         self.gate_up = parameter((spec.experts, 2 * width, hidden), gate_up, place.dtype, splits[0])
@@ -167,7 +170,10 @@ class Experts(Block):
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         biases = () if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
-        result = ops.experts(x, *self.router(x), self.gate_up, self.down, *biases, **self.spec.options())
+        routing = self.router(x)
+        result = ops.experts(x, *routing, self.gate_up, self.down, *biases, **self.spec.options())
+        if self.spec.identities:
+            result = result + ops.identity_experts(x, *routing, experts=self.spec.experts)
         if self.shared is None:
             return result
         shared = self.shared(x, at)

@@ -44,6 +44,7 @@ class LatentAttentionSpec:
     value_width   elements of a head's value
     rank          elements of the latent of keys and values
     kv_norm       norm of that latent
+    kv_factor     factor on the latent after its norm; None: no factor
     q_rank        elements of the latent of q; None: q has no latent
     q_norm        norm of the latent of q; None without one
     scale         factor on scores
@@ -61,6 +62,7 @@ class LatentAttentionSpec:
     rank: int
     kv_norm: NormSpec
     scale: float
+    kv_factor: float | None = None
     q_rank: int | None = None
     q_norm: NormSpec | None = None
     bias: bool = False
@@ -117,6 +119,7 @@ class LatentAttention(LinearsFirst):
         # view(-1, …), never x.shape[0]: the number of tokens is symbolic during tracing.
         down = self.kv_down(x).view(-1, 1, spec.rank + spec.rotated)
         latents = self.kv_norm(down[:, :, : spec.rank])
+        latents = latents if spec.kv_factor is None else latents * spec.kv_factor
         k_rotated = rotate(down[:, :, spec.rank : spec.rank + spec.rotated], at)
         q = self.q(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
         q = q.view(-1, spec.heads, width)

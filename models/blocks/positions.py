@@ -19,12 +19,14 @@ class Positions:
     ropes        the model's rotary tables
     cached       layer index -> (keys, values) of the step's tokens, each [T, kv_heads, head_dim]. Later layers that
                  share the layer's cache read them.
+    shortcuts    layer index -> a result [T, hidden] of the layer, which a later layer adds
     """
 
     positions: torch.Tensor
     token_seqs: torch.Tensor
     ropes: tuple[torch.Tensor, ...] = ()
     cached: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    shortcuts: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:

@@ -213,7 +213,7 @@ def _deepseek(
         first = config.count("first_k_dense_replace", 0)
         types = ["dense" if index < first else "sparse" for index in range(layers)]
     rope = config.rope(config.integer("qk_rope_head_dim"))
-    attention = replace(_read_attention(config, rope, rotary), q_scale=q_scale)
+    attention = replace(read_latent_attention(config, rope, rotary), q_scale=q_scale)
     decoder = [pre_norm_layer(attention, dense if kind == "dense" else sparse, norm) for kind in types]
     names = DecoderNames(unread=(*DecoderNames.unread, *_predicting(config, layers)))
     return read_decoder(config, decoder, norm, rope, names=names)
@@ -228,7 +228,8 @@ def _predicting(config: ConfigReader, layers: int) -> list[str]:
     return [rf"model\.layers\.{index}\..*" for index in range(layers, layers + more)]
 
 
-def _read_attention(config: ConfigReader, rope: RopeSpec, rotary: RotarySpec) -> LatentAttentionSpec:
+def read_latent_attention(config: ConfigReader, rope: RopeSpec, rotary: RotarySpec) -> LatentAttentionSpec:
+    """Return the spec of a latent attention, with its sizes and the factor on scores from the config."""
     heads, inner = config.integer("num_attention_heads"), config.integer("qk_nope_head_dim")
     rotated = config.integer("qk_rope_head_dim")
     config.require("num_key_value_heads", (heads,), heads)

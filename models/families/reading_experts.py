@@ -11,16 +11,20 @@ from ingot.models.config import ConfigReader
 MOST_EXPERTS = 1 << 14
 
 
-def read_counts(config: ConfigReader, experts: str, top_k: str = "num_experts_per_tok") -> tuple[int, int]:
+def read_counts(
+    config: ConfigReader, experts: str, top_k: str = "num_experts_per_tok", others: int = 0
+) -> tuple[int, int]:
     """Return the number of experts, and how many of them a token chooses. The arguments name the config fields.
 
-    Raises ConfigError if a token would choose more experts than there are.
+    A token may also choose one of `others` further experts, which are not in that number. Raises ConfigError if it
+    would choose more experts than there are.
     """
     if experts == "num_experts" and config.fields.get(experts) is None and "num_local_experts" in config.fields:
         experts = "num_local_experts"  # transformers 5 writes some families' field by this name
     count, chosen = config.integer(experts, most=MOST_EXPERTS), config.integer(top_k)
-    if chosen > count:
-        raise config.error(top_k, f"at most {count}, the number of experts in '{experts}'")
+    if chosen > count + others:
+        more = f" and {others} more" if others else ""
+        raise config.error(top_k, f"at most {count + others}, the number of experts in '{experts}'{more}")
     return count, chosen
 
 

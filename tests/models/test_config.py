@@ -148,9 +148,12 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
     """A config.json without the fields that may be missing reads as the one that transformers makes of it."""
     from transformers import CONFIG_MAPPING
 
-    bare = {key: value for key, value in OF_ARCHITECTURE[architecture].config.items() if key not in OPTIONAL}
+    (family,) = (one for one in FAMILIES.values() if architecture in one.architectures)
+    optional = OPTIONAL | family.own_optional
+    bare = {key: value for key, value in OF_ARCHITECTURE[architecture].config.items() if key not in optional}
     if "num_attention_heads" in bare:  # some have defaults of all sizes
-        bare |= {"num_hidden_layers": 9, "hidden_size": 16 * bare["num_attention_heads"]}
+        bare |= {"num_hidden_layers": 9} if "num_hidden_layers" in bare else {}
+        bare |= {"hidden_size": 16 * bare["num_attention_heads"]}
     filled = CONFIG_MAPPING[bare["model_type"]](**{key: bare[key] for key in bare if key != "architectures"}).to_dict()
     if architecture == "Gemma3ForCausalLM":
         assert filled["attn_logit_softcapping"] is None

@@ -72,7 +72,14 @@ class Mixture:
     def options(self) -> dict[str, Any]:
         """Return the attributes of the op."""
         formats = {f"{name}_format": one for name, one in zip(WEIGHTS, self.formats, strict=True)}
-        return {"activation": self.activation, "limit": 7.0, "alpha": 1.702, "weigh_input": False, **formats}
+        return {
+            "activation": self.activation,
+            "limit": 7.0,
+            "alpha": 1.702,
+            "weigh_input": False,
+            "others": 0,
+            **formats,
+        }
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:

@@ -147,7 +147,7 @@ def test_refused(changed: dict[str, TensorType], reason: str) -> None:
     given = types(**changed)
     values: dict[str, Value | None] = {name: Value(one, input=place) for place, (name, one) in enumerate(given.items())}
     values |= {"gate_up_bias": None, "down_bias": None}
-    attributes = {"activation": "silu", "limit": 7.0, "alpha": 1.7, "weigh_input": False}
+    attributes = {"activation": "silu", "limit": 7.0, "alpha": 1.7, "weigh_input": False, "others": 0}
     attributes |= {"gate_up_format": "plain", "down_format": "plain"}
     with pytest.raises(Refused, match=reason):
         LOWERING(Call("experts", values, attributes, (TensorType(torch.bfloat16, ("T", 32)),)), new_schedule())

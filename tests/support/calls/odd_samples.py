@@ -105,6 +105,7 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
         "experts": [
             Sample((merged[:, 37:74], logits.softmax(-1), logits.argsort(-1).int(), rand(7, 6, 37), rand(7, 37, 3)), {})
         ],
+        "identity_experts": [Sample((merged[:, 37:74], logits.softmax(-1), logits.argsort(-1).int()), {"experts": 4})],
         "lora_shrink": [Sample((merged[:, 37:74], ints(1, 0, 1, -1, 0, 0, 1, 1, -1, 0, 1), rand(2, 3, 37)))],
         "lora_expand": [
             Sample(

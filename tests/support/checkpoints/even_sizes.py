@@ -20,7 +20,7 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), HEADS * HEAD_DIM),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), HEAD_DIM),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), WIDTH),
     "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
 }

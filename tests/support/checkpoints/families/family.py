@@ -20,7 +20,8 @@ class Family:
     random      fields of a random config.json, sizes to their ends; architecture and model type are added
     cut         sizes of the cut to one layer, such that all cuts share executables
     aliases     other names of the architecture, which read the same
-    optional    fields that a config.json may lack
+    optional    fields that a config.json may lack, of this family or another that has them
+    own_optional   fields that a config.json may lack in this family, and not in others
     bad         (checkpoint, field, value) that reading refuses by the field's name
     oracle      the model, (config, tensors, dtype, max_seq_len) -> a module that gives `.logits` [1, n, vocab] for ids
                 [1, n], where transformers has no class
@@ -36,6 +37,7 @@ class Family:
     cut: Config
     aliases: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
+    own_optional: frozenset[str] = frozenset()
     bad: tuple[tuple[str, str, Any], ...] = ()
     oracle: Callable[[Config, Mapping[str, torch.Tensor], torch.dtype, int], torch.nn.Module] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -142,7 +142,7 @@ FAMILIES = (
         restored=_restored,
         random=_random,
         cut={**CUT, **_SIZES, "layer_types": [_SLIDING], "mlp_layer_types": ["sparse"]},
-        optional=frozenset(
+        own_optional=frozenset(
             {
                 *("layer_types", "mlp_layer_types", "sliding_window", "sliding_window_size", "attention_value_scale"),
                 *("num_key_value_heads", "v_head_dim", "routed_scaling_factor", "norm_topk_prob", "n_group"),
