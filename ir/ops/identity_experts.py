@@ -1,4 +1,4 @@
-"""The op of experts that return their input, which a mixture may have beside experts with weights."""
+"""The op of experts that return their input, which a mixture may have besides experts with weights."""
 
 import torch
 

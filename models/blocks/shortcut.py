@@ -1,4 +1,4 @@
-"""Experts beside two layers: they read the input of the first layer's feed-forward part, and the second adds them.
+"""Experts next to two layers: they read the input of the first layer's feed-forward part, and the second adds them.
 
 In LongCat-Flash (arXiv 2509.01322), the second layer's attention and feed-forward part do not wait for the experts.
 """

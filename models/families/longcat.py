@@ -1,4 +1,4 @@
-"""Read the config of LongCat-Flash: two latent attentions and dense parts in a layer, with experts beside them."""
+"""Read the config of LongCat-Flash: two latent attentions and dense parts in a layer, with experts next to them."""
 
 from dataclasses import replace
 from typing import Any

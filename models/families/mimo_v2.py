@@ -121,7 +121,7 @@ def _read_attentions(config: ConfigReader) -> dict[str, AttentionSpec]:
 def _read_window(config: ConfigReader) -> int:
     """Return the number of positions that a token sees in a window, its own included.
 
-    The field `sliding_window_size` of published configs does not count the own position, as in transformers. Beside it,
+    The field `sliding_window_size` of published configs does not count the own position, as in transformers. If both are given,
     `sliding_window` has either number.
     """
     size = config.integer_or_none("sliding_window_size")
@@ -130,7 +130,7 @@ def _read_window(config: ConfigReader) -> int:
     else:
         window = size + 1
         config.require("sliding_window", (size, window), window)
-    config.require("attention_chunk_size", (window - 1, window), window)  # published beside it; nothing reads it
+    config.require("attention_chunk_size", (window - 1, window), window)  # published with it; nothing reads it
     return window
 
 

@@ -1,4 +1,4 @@
-"""LongCat-Flash: two latent attentions and dense parts a layer, experts beside them that may return their input
+"""LongCat-Flash: two latent attentions and dense parts a layer, experts next to them that may return their input
 (transformers, modeling_longcat_flash.py)."""
 
 import random
