@@ -21,7 +21,8 @@ class Family:
     cut         sizes of the cut to one layer, such that all cuts share executables
     aliases     other names of the architecture, which read the same
     optional    fields that a config.json may lack, of this family or another that has them
-    own_optional   fields that a config.json may lack in this family, and not in others
+    own_optional
+                fields that a config.json may lack in this family, and not in others
     bad         (checkpoint, field, value) that reading refuses by the field's name
     oracle      the model, (config, tensors, dtype, max_seq_len) -> a module that gives `.logits` [1, n, vocab] for ids
                 [1, n], where transformers has no class
