@@ -121,8 +121,8 @@ def _read_attentions(config: ConfigReader) -> dict[str, AttentionSpec]:
 def _read_window(config: ConfigReader) -> int:
     """Return the number of positions that a token sees in a window, its own included.
 
-    The field `sliding_window_size` of published configs does not count the own position, as in transformers. If both are given,
-    `sliding_window` has either number.
+    The field `sliding_window_size` of published configs does not count the own position, as in transformers. If both
+    are given, `sliding_window` has either number.
     """
     size = config.integer_or_none("sliding_window_size")
     if size is None:
