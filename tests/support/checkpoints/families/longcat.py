@@ -83,8 +83,9 @@ def _random(draw: random.Random) -> dict[str, Any]:
     for name in ("num_hidden_layers", "num_key_value_heads", "head_dim", "intermediate_size"):
         del config[name]
     config |= {
-        "q_lora_rank": draw.randint(1, 40),
-        "kv_lora_rank": draw.randint(1, 40),
+        # Scores grow with hidden size / ranks. With sharper attention, rounding in float32 shows in the logits.
+        "q_lora_rank": draw.randint(config["hidden_size"] // 4 + 1, 40),
+        "kv_lora_rank": draw.randint(config["hidden_size"] // 4 + 1, 40),
         "qk_nope_head_dim": draw.randint(1, 20),
         "qk_rope_head_dim": 2 * draw.randint(1, 10),
         "v_head_dim": draw.randint(1, 20),
