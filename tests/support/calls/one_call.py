@@ -54,7 +54,6 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "head_linear": {"x": "T"},
     "quant_linear": {"x": "T"},
     "experts": {"x": "T", "weights": "T", "chosen": "T"},
-    "identity_experts": {"x": "T", "weights": "T", "chosen": "T"},
     "route": {"router_logits": "T"},
     "sparse_mixer": {"router_logits": "T"},
     "lora_shrink": {"x": "T", "slots": "T"},
