@@ -1,7 +1,7 @@
 """Measure everything for one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
     python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
-        [--site FOLDER] [--name NAME] [--revision COMMIT]
+        [--site FOLDER] [--format int4_g128] [--name NAME] [--revision COMMIT]
 
 checkpoint     random weights of the shape, unless --work has them already
 compile        compile-model with empty caches                                    compile_time.py
@@ -16,7 +16,8 @@ A failed part is recorded as missing with its reason, and the next one begins. T
 that an interrupted call keeps its measurements. A later call with the same --work adds to it, if commit and packages
 are the same. So does a call for another peer or another version of it: `--only checkpoint,peer --peer sglang --site
 FOLDER`. A peer is measured with the loads of serve, unless `--skip` names serve, and its starts if cold_start is
-measured.
+measured. With --format, linears of the checkpoint are quantized (quantized_weights.py), and the peer reads it too; else
+it makes its own weights.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from pathlib import Path
 
 from compile_time import depth_ratio
 from peers import PEERS
+from quantized_weights import FORMATS
 from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, gpu_result, read_result, revision, write_result
 
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,32", help="batch sizes, separated by commas")
     parser.add_argument("--options", default="--max-seq-len 4096", help="options of compile-model, as one string")
     parser.add_argument("--load", default="", help="options of serve.py, also for the peer, as one string")
+    parser.add_argument("--format", choices=FORMATS, help="the format of the checkpoint's linears; not given: bfloat16")
     parser.add_argument("--peer", choices=PEERS, default="vllm")
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
     parser.add_argument(
@@ -113,12 +116,12 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 def work_folder(options: argparse.Namespace) -> Path:
     """Return the folder of a model shape within --work. It holds the checkpoint, artifact, caches and intermediate
     result."""
-    folder: Path = options.work / options.shape
+    folder: Path = options.work / "-".join(filter(None, (options.shape, options.format)))
     return folder
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return options.name or gpu_result(options.shape)
+    return options.name or "_".join(filter(None, (gpu_result(options.shape), options.format)))
 
 
 def earlier(options: argparse.Namespace) -> Found:
@@ -154,13 +157,15 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     load = shlex.split(options.load)
     serving = ["--no-serve"] if "serve" in options.skip else load
     starts = [] if "cold_start" in asked_parts(options) else ["--one-start"]
-    yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
+    drawn = ["--format", options.format] if options.format else []
+    read = ["--load-format", "auto"] if options.format else []
+    yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, *drawn, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
     yield "serve", [HERE / "serve.py", artifact, *load]
     asked = ["--peer", options.peer, "--batch", options.batch, *site, *starts]
-    yield "peer", [HERE / "peer.py", checkpoint, *asked, *serving]
+    yield "peer", [HERE / "peer.py", checkpoint, *asked, *read, *serving]
     yield "compile_again", [*compiling, "cached,few"]
 
 
@@ -188,9 +193,12 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
 
 def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
     """Write the result of all parts that have run so far into `folder`. Return the path of the file."""
+    settings = {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load}
+    if options.format:
+        settings["format"] = options.format
     return write_result(
         name_of(options),
-        {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},
+        settings,
         found.figures | depth_ratio(found.figures),
         versions=found.versions,
         folder=folder,

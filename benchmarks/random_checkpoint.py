@@ -1,8 +1,9 @@
 """Write checkpoints of published shapes with random weights, for benchmarks to compile.
 
-    python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0] [--tokenizer]
+    python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0] [--tokenizer] [--format int4_g128]
 
 OUT gets config.json and bfloat16 safetensors of at most 5 GB each, and with `--tokenizer` a tokenizer of random words.
+With `--format`, linears are quantized as checkpoints on the hub store them (quantized_weights.py).
 Its tensors are those of transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape
 are then written as fast as the disk allows.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantized_weights import FORMATS, QUANTIZATION_CONFIGS, is_quantized, quantized
 from random_tokenizer import write_tokenizer
 from safetensors.torch import save_file
 
@@ -211,12 +213,13 @@ def layer_shapes(config: Config) -> TensorShapes:
     return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
 
-def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
+def write_checkpoint(folder: Path, config: Config, *, seed: int = 0, format: str | None = None) -> Path:
     """Write a checkpoint with this config.json and random weights into `folder`. Return the folder.
 
     The folder must not exist yet. Matrices are normally distributed with standard deviation 1/sqrt(columns). Biases
     have standard deviation 0.02, and norms multiply by 1. So activations keep their size through any number of layers.
-    The same seed gives the same weights on the same kind of device.
+    The same seed gives the same weights on the same kind of device. With a `format` of quantized_weights.py, matrices
+    of linears are quantized then.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
@@ -224,22 +227,29 @@ def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
     order = {name: number for number, name in enumerate(shapes)}
     shards = list(_shards(shapes))
     norm = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
+    where: dict[str, str] = {}
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
 
     def write(file: str, names: list[str]) -> None:
         # One generator per tensor, so that the weights do not depend on the order of the files.
-        tensors = {name: _draw(name, shapes[name], (seed << 20) + order[name], device, norm) for name in names}
+        tensors: dict[str, torch.Tensor] = {}
+        for name in names:
+            drawn = _draw(name, shapes[name], (seed << 20) + order[name], device, norm)
+            stored = quantized(format, name, drawn) if format and is_quantized(name, shapes[name]) else {name: drawn}
+            tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}
+        where.update(dict.fromkeys(tensors, file))
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
     with ThreadPoolExecutor(_WRITERS) as writers:
         list(writers.map(write, files, shards))
     if len(shards) > 1:
-        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total = sum(map(_bytes, shapes.values()))
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    if format is not None:
+        config = {**config, "quantization_config": QUANTIZATION_CONFIGS[format]}
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
 
@@ -266,7 +276,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, device: torch.device, no
         return torch.full(shape, norm, dtype=torch.bfloat16)
     generator = torch.Generator(device).manual_seed(seed)
     drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return drawn.normal_(0, 0.02 if len(shape) == 1 else shape[1] ** -0.5, generator=generator).cpu()
+    return drawn.normal_(0, 0.02 if len(shape) == 1 else shape[1] ** -0.5, generator=generator)
 
 
 def main() -> None:
@@ -275,6 +285,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--layers", type=int, help="number of layers instead of the shape's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", choices=FORMATS, help="quantize linears, in this format")
     parser.add_argument("--tokenizer", action="store_true", help="write a tokenizer too")
     options = parser.parse_args()
     if options.out.exists():
@@ -282,7 +293,7 @@ def main() -> None:
     config = config_of(options.shape)
     if options.layers is not None:
         config = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": options.layers}
-    folder = write_checkpoint(options.out, config, seed=options.seed)
+    folder = write_checkpoint(options.out, config, seed=options.seed, format=options.format)
     if options.tokenizer:
         write_tokenizer(folder, config["vocab_size"])
     print(folder)

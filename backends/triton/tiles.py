@@ -15,7 +15,7 @@ from ingot.ir.errors import OptionError
 # The sizes of Triton's tiles are powers of two, and so is the number of warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps", "rows"}
-_MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
+_MAY_BE_ZERO = frozenset({"lines", "ahead", "early", "programs"})
 # The least size of an axis of an operand of `tl.dot`.
 _LEAST_TILE = 16
 # A block has at most 1024 threads (CUDA C++ programming guide, technical specifications). A tile of more elements would

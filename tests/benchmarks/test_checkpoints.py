@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from benchmark_scripts import config_of
+from quantized_files import Written
 from safetensors import safe_open
 from staged import traced
 
@@ -52,6 +53,29 @@ def test_a_checkpoint_is_sane_and_the_same_again(
     matrices = [tensor for tensor in whole.values() if tensor.dim() == 2]
     assert not any(a.shape == b.shape and a.equal(b) for a in matrices for b in matrices if a is not b)
     traced(json.loads((tmp_path / "whole" / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(("format", "relative"), [("int4_g128", 0.0), ("fp8", 2**-4), ("fp8_block128", 2**-4)])
+def test_a_quantized_checkpoint_stands_for_the_rounded_weights(
+    benchmarks: None, format: str, relative: float, tmp_path: Path
+) -> None:
+    """Errors are half a unit: of the greatest number of 128 in int4, and of three bits of mantissa in float8."""
+    checkpoints = importlib.import_module("random_checkpoint")
+    config = config_of(
+        "1b", hidden_size=128, head_dim=32, intermediate_size=256, num_key_value_heads=4, num_hidden_layers=1
+    )
+    plain = tensors_of(checkpoints.write_checkpoint(tmp_path / "plain", config))
+    request = Written(checkpoints.write_checkpoint(tmp_path / "stored", config, format=format), plain).request()
+    request.trace()  # each stored tensor is read
+    recipes = request.checkpoint.logical.recipes
+    assert recipes.keys() == {name for name, tensor in plain.items() if ".layers." in name and tensor.dim() == 2}
+    for name, recipe in recipes.items():
+        wanted = plain[name].float()
+        found = recipe.execute(request.checkpoint.read).float()
+        groups = wanted.view(wanted.shape[0], -1, 128).abs().amax(2, keepdim=True).expand(-1, -1, 128)
+        unit = groups.reshape(wanted.shape) / 7 * 1.01  # the scale in bf16 may be 2**-9 smaller
+        allowed = unit * 0.51 if format == "int4_g128" else relative * wanted.abs() + 2**-9 * wanted.abs().max() / 448
+        assert bool(((found - wanted).abs() <= allowed).all()) and not found.equal(wanted), name
 
 
 def tensors_of(checkpoint: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
     asked = {
         "work": tmp_path,
         "shape": "8b",
+        "format": None,
         "batch": "1",
         "options": "-x",
         "peer": "sglang",
@@ -96,7 +97,10 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
     assert "--one-start" not in commands["peer"]
     few = dict(gpu.commands(argparse.Namespace(**{**asked, "only": ("serve", "peer")})))
     assert "--one-start" in few["peer"]
-    for part, (script, *arguments) in commands.items():
+    stored = dict(gpu.commands(argparse.Namespace(**{**asked, "format": "fp8"})))
+    assert stored["checkpoint"][2:4] == ["--format", "fp8"] and stored["checkpoint"][-1].parts[-2] == "8b-fp8"
+    assert "auto" in stored["peer"] and "auto" not in commands["peer"]
+    for part, (script, *arguments) in [*commands.items(), *stored.items()]:
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()
         assert all(f'"{option}"' in known for option in options if option != "--rate")

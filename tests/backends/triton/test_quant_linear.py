@@ -8,6 +8,8 @@ import torch
 from triton_schedules import TESTED, run_lowering, some
 
 from ingot.backends.triton.lower.linear.matmul import LOWERINGS
+from ingot.backends.triton.lower.quant import matvec
+from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.ir import ops
 from ingot.ir.formats import PARTS, Format, find_format, named, quantize
 from ingot.ir.numerics.tolerances import compare
@@ -48,7 +50,14 @@ def drawn(
 
 
 def check(
-    name: str, rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = False, x: torch.Tensor | None = None
+    name: str,
+    rows: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    bias: bool = False,
+    x: torch.Tensor | None = None,
+    cores: int = 132,
 ) -> None:
     format = find_format(name)
     random, parts = drawn(format, rows, n, k, dtype)
@@ -59,7 +68,8 @@ def check(
     tokens = next(bounds for bounds in BUCKETS if rows <= bounds[1])
     kwargs = {"format": name}
     dims = {"T": rows}
-    (found,) = run_lowering(ops.quant_linear, LOWERINGS["quant_linear"], args, kwargs, tokens=tokens, dims=dims)
+    lowering = LOWERINGS["quant_linear"]
+    (found,) = run_lowering(ops.quant_linear, lowering, args, kwargs, tokens=tokens, dims=dims, cores=cores)
     # In float32, so that activations round as in the op.
     exact = [x.float(), weight, scales, zeros, None if added is None else added.float(), *others]
     expected = ops.quant_linear.reference(*exact, **kwargs)
@@ -137,3 +147,26 @@ def test_one_token_with_numbers_that_are_not_finite(name: str, bad: float) -> No
     kwargs = {"format": name}
     (found,) = run_lowering(ops.quant_linear, LOWERINGS["quant_linear"], args, kwargs, tokens=(1, 1), dims={"T": 1})
     assert bool(found.isnan().all())
+
+
+@pytest.fixture
+def without_assembly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter has no assembly, which the kernel for one token uses for x of 16 bits."""
+    monkeypatch.setattr(matvec, "one_token_elements", lambda form, *_: replace(form.elements, assembly=False))
+
+
+@pytest.mark.parametrize("name", some(6, [*WEIGHT_ONLY, *FOUR_BITS, *FLOATS, *SMALL_GROUPS]))
+@pytest.mark.usefixtures("without_assembly")
+def test_one_token_of_16_bits(name: str) -> None:
+    """x has two limbs, and in float32 three."""
+    check(name, 1, 21, 384, torch.bfloat16)
+
+
+@pytest.mark.parametrize("depth", (128, 320))
+@pytest.mark.parametrize("n", (8, 9, 21, 37))
+@pytest.mark.usefixtures("without_assembly")
+def test_programs_of_several_groups_of_rows(n: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs share groups of four rows. The last groups may belong to one program, or end after the last row."""
+    tiles = QuantMatvecTiles(rows=4, block_k=128, warps=1, held=7, programs=1)
+    monkeypatch.setattr(matvec, "matvec_tiles", lambda *given: tiles)
+    check("int4_g32", 1, n, depth, torch.bfloat16, bias=True, cores=2)

@@ -12,9 +12,8 @@ from ingot.backends.triton.kernels.experts.parts import joined
 from ingot.backends.triton.kernels.quant.elements import outer_scales, scale_value
 from ingot.backends.triton.kernels.quant.matvec import (
     block_added,
-    row_addresses,
+    row_block,
     scales_of_rows,
-    stored_block,
     totals,
 )
 from ingot.backends.triton.kernels.quant.row import of_row, prepared
@@ -58,7 +57,7 @@ def quant_experts_up_rows(
     CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
     PARTS: tl.constexpr = 2 * ROWS
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0 and F % ROWS == 0
+    X_BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     choice = tl.program_id(1)
     first = tl.program_id(0) * ROWS
     n = first + tl.arange(0, ROWS)
@@ -68,14 +67,13 @@ def quant_experts_up_rows(
     expert = tl.load(chosen + choice).to(tl.int64)
     words = weight + expert * SIZES.weight
     of_scales, of_zeros = scales + expert * SIZES.scales, zeros + expert * SIZES.scales
-    base = row_addresses(words, of_scales, of_zeros, first, 0, K, CHUNKS, PER_WORD, ELEMENTS)
-    up_base = row_addresses(words, of_scales, of_zeros, first, F, K, CHUNKS, PER_WORD, ELEMENTS)
     held = ()
     for nth in tl.static_range(HELD):
+        ahead = tl.minimum(first + nth % PARTS // 2, F - 1)
         held = held + (
-            stored_block(
-                up_base if nth % 2 == 1 else base, first, nth // PARTS * BLOCK_K, nth % PARTS // 2,
-                F, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+            row_block(
+                words, of_scales, of_zeros, ahead, nth // PARTS * BLOCK_K, F if nth % 2 == 1 else 0,
+                K, CHUNKS, PER_WORD, ELEMENTS,
             ),
         )  # fmt: skip
     of_outer = outer + expert * SIZES.outer
@@ -91,13 +89,13 @@ def quant_experts_up_rows(
             source, None, None, inverse, x_scale, start, K, False, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
         )  # fmt: skip
         for part in tl.static_range(PARTS):
-            added = block_added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            added = block_added(sums[part], held[0], ready, CHUNKS, X_BITS, ELEMENTS, ROUNDED)
             sums = sums[:part] + (added,) + sums[part + 1 :]
+            ahead = tl.minimum(first + (part + HELD) % PARTS // 2, F - 1)
             held = held[1:] + (
-                stored_block(
-                    up_base if (part + HELD) % 2 == 1 else base, first,
-                    start + (part + HELD) // PARTS * BLOCK_K, (part + HELD) % PARTS // 2,
-                    F, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+                row_block(
+                    words, of_scales, of_zeros, ahead, start + (part + HELD) // PARTS * BLOCK_K,
+                    F if (part + HELD) % 2 == 1 else 0, K, CHUNKS, PER_WORD, ELEMENTS,
                 ),
             )  # fmt: skip
     gates, ups = (), ()
@@ -148,7 +146,7 @@ def quant_experts_down_rows(
     PER_WORD: tl.constexpr = 8 if ELEMENTS.chunk > 0 else 4
     CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0
+    X_BITS: tl.constexpr = hidden.dtype.element_ty.primitive_bitwidth
     token = tl.program_id(1)
     first = tl.program_id(0) * ROWS
     n = first + tl.arange(0, ROWS)
@@ -158,12 +156,13 @@ def quant_experts_down_rows(
         gdc_wait()
     expert = tl.load(experts).to(tl.int64)
     held = ()
-    base = row_addresses(
-        weight + expert * SIZES.weight, scales + expert * SIZES.scales, zeros + expert * SIZES.scales, first,
-        0, K, CHUNKS, PER_WORD, ELEMENTS,
-    )  # fmt: skip
     for nth in tl.static_range(ROWS):
-        held = held + (stored_block(base, first, 0, nth, N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS),)
+        held = held + (
+            row_block(
+                weight + expert * SIZES.weight, scales + expert * SIZES.scales, zeros + expert * SIZES.scales,
+                tl.minimum(first + nth, N - 1), 0, 0, K, CHUNKS, PER_WORD, ELEMENTS,
+            ),
+        )  # fmt: skip
     sums = (tl.zeros((CHUNKS,), tl.float32),) * ROWS
     for step in range(TOP_K * BLOCKS):
         nth_choice = step // BLOCKS
@@ -172,10 +171,8 @@ def quant_experts_down_rows(
         next_expert = tl.load(experts + following // BLOCKS).to(tl.int64)
         # Columns past the last one, after the last step, are not loaded.
         start = tl.where(step + 1 == TOP_K * BLOCKS, BLOCKS, following % BLOCKS) * BLOCK_K
-        base = row_addresses(
-            weight + next_expert * SIZES.weight, scales + next_expert * SIZES.scales,
-            zeros + next_expert * SIZES.scales, first, 0, K, CHUNKS, PER_WORD, ELEMENTS,
-        )  # fmt: skip
+        next_words, next_scales = weight + next_expert * SIZES.weight, scales + next_expert * SIZES.scales
+        next_zeros = zeros + next_expert * SIZES.scales
         choice = token * TOP_K + nth_choice
         source = hidden + choice.to(tl.int64) * K
         inverse, x_scale = of_row(source, None, None, K, 0.0, False, BLOCK_K, ROUNDED)
@@ -192,11 +189,11 @@ def quant_experts_down_rows(
             row_factor = factor * _scale_of_row(
                 scales + expert * SIZES.scales, outer + expert * SIZES.outer, own, ELEMENTS
             )
-            part = block_added(tl.zeros((CHUNKS,), tl.float32), held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
+            part = block_added(tl.zeros((CHUNKS,), tl.float32), held[0], ready, CHUNKS, X_BITS, ELEMENTS, ROUNDED)
             sums = sums[:nth] + (sums[nth] + part * row_factor,) + sums[nth + 1 :]
             held = held[1:] + (
-                stored_block(base, first, start, nth, N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS),
-            )  # fmt: skip
+                row_block(next_words, next_scales, next_zeros, own, start, 0, K, CHUNKS, PER_WORD, ELEMENTS),
+            )
     result = totals(sums, ROWS)
     if bias is not None:
         for nth in tl.static_range(TOP_K):

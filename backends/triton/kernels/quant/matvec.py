@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear.parts import gated
 from ingot.backends.triton.kernels.quant.elements import outer_scales, scale_value
-from ingot.backends.triton.kernels.quant.row import halves, of_row, prepared
+from ingot.backends.triton.kernels.quant.row import centered, halves, limbs_for, of_row, prepared
 from ingot.backends.triton.kernels.quant.words import bytes_of_fours, dot_bytes, dot_f8e4m3
 
 
@@ -41,6 +41,7 @@ def quant_matvec(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HELD: tl.constexpr,
     ELEMENTS: tl.constexpr,
@@ -49,9 +50,10 @@ def quant_matvec(
 ):
     """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and a quantized weight.
 
-    Grid: cdiv(N, ROWS), rows. A program computes ROWS columns of y. For each block of BLOCK_K columns of the weight, it
-    prepares x and then multiplies one row of the weight after the other, of gate and up by turns with a gate. HELD rows
-    are in registers before they are needed; the first ones are loaded before the previous kernel has ended.
+    Grid: PROGRAMS, rows. A program computes groups of ROWS columns of y: group `program_id(0)` and each PROGRAMS-th
+    after it. For each block of BLOCK_K columns of the weight, it multiplies one row of the weight after the other, of
+    gate and up by turns with a gate. It prepares x once if a row is one block, else for each block. HELD rows are in
+    registers before they are needed; the first ones are loaded before the previous kernel has ended.
 
     ELEMENTS and ROUNDED describe the weight and the rounding of x (`quant_constants`), whose stored scale is `stored`
     f32[1]. `order` i32[K] lists the column of x for each column of the weight, or is None. The other parameters are
@@ -63,71 +65,102 @@ def quant_matvec(
     CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
     PARTS: tl.constexpr = 2 * ROWS if GATED else ROWS
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    TOGETHER: tl.constexpr = ELEMENTS.scale_rows % ROWS == 0 and FIRST % ROWS == 0 and UP % ROWS == 0
-    first = tl.program_id(0) * ROWS
-    base = row_addresses(weight, scales, zeros, first, FIRST, K, CHUNKS, PER_WORD, ELEMENTS)
-    up_base = row_addresses(weight, scales, zeros, first, UP, K, CHUNKS, PER_WORD, ELEMENTS) if GATED else base
+    X_BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
+    group = tl.program_id(0)
     held = ()
     for nth in tl.static_range(HELD):
+        ahead, start = _place_ahead(group, 0, nth, N, K, PARTS, ROWS, PROGRAMS, BLOCK_K)
         held = held + (
-            stored_block(
-                up_base if GATED and nth % 2 == 1 else base, first, nth // PARTS * BLOCK_K,
-                nth % PARTS // (PARTS // ROWS), N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
+            row_block(
+                weight, scales, zeros, ahead, start, UP if GATED and nth % 2 == 1 else FIRST,
+                K, CHUNKS, PER_WORD, ELEMENTS,
             ),
         )  # fmt: skip
-    n = first + tl.arange(0, ROWS)
-    inside = n < N
-    # The operands of the end are loaded here, so that nothing waits for memory there.
-    row_scale, added_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
-    up_scale, up_bias = row_scale, added_bias
-    if GATED:
-        up_scale, up_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
     if DEPENDENT:
         if NORM:
             _fetch(gain, K)
         gdc_wait()
     row = tl.program_id(1)
-    rest = 0.0
-    if RESIDUAL:
-        rest = tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
     source = x + row * X_STRIDE
     inverse, x_scale = of_row(source, gain, stored, K, EPS, NORM, BLOCK_K, ROUNDED)
-    sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
-    for block in range(BLOCKS):
-        start = block * BLOCK_K
+    if BLOCKS == 1:
         ready = prepared(
-            source, gain, order, inverse, x_scale, start, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+            source, gain, order, inverse, x_scale, 0, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
         )  # fmt: skip
-        for part in tl.static_range(PARTS):
-            added = block_added(sums[part], held[0], ready, CHUNKS, ELEMENTS, ROUNDED)
-            sums = sums[:part] + (added,) + sums[part + 1 :]
-            held = held[1:] + (
-                stored_block(
-                    up_base if GATED and (part + HELD) % 2 == 1 else base, first,
-                    start + (part + HELD) // PARTS * BLOCK_K, (part + HELD) % PARTS // (PARTS // ROWS),
-                    N, K, ROWS, TOGETHER, CHUNKS, PER_WORD, ELEMENTS,
-                ),
-            )  # fmt: skip
-    # Sums of all rows are added between threads at once.
-    gates, ups = (), ()
-    for nth in tl.static_range(ROWS):
-        gates = gates + (sums[2 * nth if GATED else nth],)
-        ups = ups + (sums[2 * nth + 1 if GATED else nth],)
-    if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
-        row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
-    result = totals(gates, ROWS) * row_scale
-    if BIAS:
-        result += added_bias
-    if GATED:
-        up = totals(ups, ROWS) * up_scale
+    for group in range(tl.program_id(0), (N + ROWS - 1) // ROWS, PROGRAMS):
+        # The operands of the end are loaded here, so that nothing waits for memory there.
+        n = group * ROWS + tl.arange(0, ROWS)
+        inside = n < N
+        row_scale, added_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + FIRST, BIAS, ELEMENTS)
+        up_scale, up_bias = row_scale, added_bias
+        if GATED:
+            up_scale, up_bias = scales_of_rows(scales, outer, bias, tl.minimum(n, N - 1) + UP, BIAS, ELEMENTS)
+        rest = 0.0
+        if RESIDUAL:
+            rest = tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
+        sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
+        for block in range(BLOCKS):
+            if BLOCKS > 1:
+                ready = prepared(
+                    source, gain, order, inverse, x_scale, block * BLOCK_K,
+                    K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED,
+                )  # fmt: skip
+            for part in tl.static_range(PARTS):
+                added = block_added(sums[part], held[0], ready, CHUNKS, X_BITS, ELEMENTS, ROUNDED)
+                sums = sums[:part] + (added,) + sums[part + 1 :]
+                ahead, start = _place_ahead(
+                    group, 0 if BLOCKS == 1 else block, part + HELD, N, K, PARTS, ROWS, PROGRAMS, BLOCK_K
+                )  # fmt: skip
+                held = held[1:] + (
+                    row_block(
+                        weight, scales, zeros, ahead, start, UP if GATED and (part + HELD) % 2 == 1 else FIRST,
+                        K, CHUNKS, PER_WORD, ELEMENTS,
+                    ),
+                )  # fmt: skip
+        # Sums of all rows are added between threads at once.
+        gates, ups = (), ()
+        for nth in tl.static_range(ROWS):
+            gates = gates + (sums[2 * nth if GATED else nth],)
+            ups = ups + (sums[2 * nth + 1 if GATED else nth],)
+        if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+            row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
+        result = totals(gates, ROWS) * row_scale
         if BIAS:
-            up += up_bias
-        result = gated(result, up, ACTIVATION)
-    elif ACTIVATION is not None:
-        result = gated(result, 1.0, ACTIVATION)
-    if RESIDUAL:
-        result += rest
-    tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)
+            result += added_bias
+        if GATED:
+            up = totals(ups, ROWS) * up_scale
+            if BIAS:
+                up += up_bias
+            result = gated(result, up, ACTIVATION)
+        elif ACTIVATION is not None:
+            result = gated(result, 1.0, ACTIVATION)
+        if RESIDUAL:
+            result += rest
+        tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _place_ahead(
+    group,
+    block,
+    NTH: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Return what a program multiplies NTH rows after the first one of a block of a group: (row, first column).
+
+    A block has PARTS rows: those of gate and up by turns with a gate. They are followed by those of the next block, and
+    the last block by the first one of the program's next group. The column is not less than K if there is nothing.
+    """
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    ahead = block + NTH // PARTS
+    first = (group + ahead // BLOCKS * PROGRAMS) * ROWS
+    start = tl.where(first < N, ahead % BLOCKS, BLOCKS) * BLOCK_K
+    return tl.minimum(first + NTH % PARTS // (PARTS // ROWS), N - 1), start
 
 
 @triton.jit
@@ -144,76 +177,57 @@ def totals(parts, COUNT: tl.constexpr):
 
 
 @triton.jit
-def row_addresses(
+def row_block(
     weight,
     scales,
     zeros,
-    first,
+    row,
+    start,
     BEGIN: tl.constexpr,
     K: tl.constexpr,
     CHUNKS: tl.constexpr,
     PER_WORD: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Return the addresses of the first block of row BEGIN + `first` of the weight: (words, scales, zero points, row).
+    """Load a block of row BEGIN + `row` of the weight, from column `start` on: (words, scales, zero points).
 
-    Those of words are [4 * CHUNKS]. The others are pointers to the scales of the block of rows that the row is in.
-    """
-    row = first.to(tl.int64) + BEGIN
-    words = weight.to(tl.pointer_type(tl.int32)) + row * (K // PER_WORD) + tl.arange(0, 4 * CHUNKS)
-    place = row // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else 0
-    return words, scales + place, zeros + place if ELEMENTS.zeros else 0, row
-
-
-@triton.jit
-def stored_block(
-    base,
-    first,
-    start,
-    NTH: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    PER_WORD: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-):
-    """Load a block of row number NTH after `base` (`row_addresses`), from column `start` on.
-
-    Return (words, scales, zero points). Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each
-    half of a chunk has its own, or 0. Columns from K on are zeros. Rows past the last one repeat it. TOGETHER says that
-    all rows of a program share scales, if any do.
+    Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each half of a chunk has its own, or 0.
+    Columns from K on are not loaded, and zeros. A caller gives `row` as a number that is not known at compile time, so
+    that Triton translates this function once, and not for each row of a program.
     """
     WORDS: tl.constexpr = K // PER_WORD
-    nth = NTH
-    if N % ROWS != 0:
-        nth = tl.minimum(first + NTH, N - 1) - first
-    begin = start // PER_WORD
-    inside = begin + tl.arange(0, 4 * CHUNKS) < WORDS
-    words = tl.load(base[0] + (begin + nth * WORDS), mask=inside, other=0, eviction_policy="evict_first")
+    at = row.to(tl.int64) + BEGIN
+    word = start // PER_WORD + tl.arange(0, 4 * CHUNKS)
+    words = tl.load(
+        weight.to(tl.pointer_type(tl.int32)) + at * WORDS + word,
+        mask=word < WORDS,
+        other=0,
+        eviction_policy="evict_first",
+    )
     if ELEMENTS.scale_columns == 0:
         return words, 0, 0
     else:
-        if ELEMENTS.scale_rows == 1:
-            place = nth * ELEMENTS.scale_stride
-        elif TOGETHER or ELEMENTS.scale_rows == 0:
-            place = 0
-        else:
-            row = base[3]
-            place = ((row + nth) // ELEMENTS.scale_rows - row // ELEMENTS.scale_rows) * ELEMENTS.scale_stride
+        place = at // ELEMENTS.scale_rows * ELEMENTS.scale_stride if ELEMENTS.scale_rows > 0 else at * 0
         HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, PER_WORD)
         column = tl.minimum(start + tl.arange(0, CHUNKS * HALVES) * (4 * PER_WORD // HALVES), K - 1)
-        place += column // ELEMENTS.scale_columns
+        column = column // ELEMENTS.scale_columns
         if ELEMENTS.zeros:
-            return words, tl.load(base[1] + place), tl.load(base[2] + place)
+            return words, tl.load(scales + place + column), tl.load(zeros + place + column)
         else:
-            return words, tl.load(base[1] + place), 0
+            return words, tl.load(scales + place + column), 0
 
 
 @triton.jit
-def block_added(sums, stored, ready, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr):
-    """Return `sums` [CHUNKS] plus x times a row's chunks (`stored_block`); x is `prepared`."""
+def block_added(
+    sums,
+    stored,
+    ready,
+    CHUNKS: tl.constexpr,
+    X_BITS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+):
+    """Return `sums` [CHUNKS] plus x times a row's chunks (`row_block`); x has X_BITS bits and is `prepared`."""
     HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, 8 if ELEMENTS.chunk > 0 else 4)
     numbers, x_sums, factor = ready
     even, odd = tl.split(tl.reshape(stored[0], (CHUNKS, 2, 2)))
@@ -228,16 +242,16 @@ def block_added(sums, stored, ready, CHUNKS: tl.constexpr, ELEMENTS: tl.constexp
                 part, ELEMENTS.assembly,
             )  # fmt: skip
     else:
-        CODES: tl.constexpr = ROUNDED.element == "i8"
+        LIMBS: tl.constexpr = limbs_for(X_BITS, ROUNDED.element == "none", ROUNDED.element == "i8")
         if HALVES == 2:
             scale, last_scale = tl.split(tl.reshape(scale_value(stored[1], ELEMENTS), (CHUNKS, 2)))
             zero, last_zero = 0, 0
             if ELEMENTS.zeros:
                 zero, last_zero = tl.split(tl.reshape(stored[2], (CHUNKS, 2)))
-            part = _integers(words, numbers, x_sums, zero, 0, 2, CHUNKS, ELEMENTS, CODES) * scale
-            part += _integers(words, numbers, x_sums, last_zero, 2, 2, CHUNKS, ELEMENTS, CODES) * last_scale
+            part = _integers(words, numbers, x_sums, zero, 0, 2, CHUNKS, ELEMENTS, LIMBS) * scale
+            part += _integers(words, numbers, x_sums, last_zero, 2, 2, CHUNKS, ELEMENTS, LIMBS) * last_scale
         else:
-            part = _integers(words, numbers, x_sums, stored[2], 0, 4, CHUNKS, ELEMENTS, CODES)
+            part = _integers(words, numbers, x_sums, stored[2], 0, 4, CHUNKS, ELEMENTS, LIMBS)
         part *= factor
     if ELEMENTS.scale_columns > 0 and HALVES == 1:
         part *= scale_value(stored[1], ELEMENTS)
@@ -254,14 +268,14 @@ def _integers(
     COUNT: tl.constexpr,
     CHUNKS: tl.constexpr,
     ELEMENTS: tl.constexpr,
-    CODES: tl.constexpr,
+    LIMBS: tl.constexpr,
 ):
     """Return the sums of integers times integers over COUNT words of each chunk, from word BEGIN on: f32 [CHUNKS].
 
     See `block_added`. `zero` are the zero points of these words.
     """
-    LIMBS: tl.constexpr = 1 if CODES else 3
-    SIGNED: tl.constexpr = ELEMENTS.element == "i8"
+    CENTERED: tl.constexpr = centered(ELEMENTS.chunk, ELEMENTS.offset, ELEMENTS.zeros)
+    SIGNED: tl.constexpr = CENTERED or ELEMENTS.element == "i8"
     found = ()
     for limb in tl.static_range(LIMBS):
         part = tl.zeros((CHUNKS,), tl.int32)
@@ -269,18 +283,27 @@ def _integers(
             part -= zero.to(tl.int32) * x_sums[BEGIN // 2 * LIMBS + limb]
         elif ELEMENTS.element == "f4e2m1":
             part -= 12 * x_sums[BEGIN // 2 * LIMBS + limb]
-        elif ELEMENTS.offset > 0:
+        elif ELEMENTS.offset > 0 and not CENTERED:
             part -= ELEMENTS.offset * x_sums[BEGIN // 2 * LIMBS + limb]
         for word in tl.static_range(BEGIN, BEGIN + COUNT):
             if ELEMENTS.chunk > 0:
-                first, second = bytes_of_fours(words[word], ELEMENTS.element == "f4e2m1", ELEMENTS.assembly)
-                part = dot_bytes(first, numbers[2 * (word * LIMBS + limb)], part, SIGNED, ELEMENTS.assembly)
-                part = dot_bytes(second, numbers[2 * (word * LIMBS + limb) + 1], part, SIGNED, ELEMENTS.assembly)
+                left, right = bytes_of_fours(words[word], ELEMENTS.element == "f4e2m1", CENTERED, ELEMENTS.assembly)
+                part = dot_bytes(
+                    left, numbers[2 * word * LIMBS + limb], part, SIGNED, LIMBS != 2 or limb == 1, ELEMENTS.assembly
+                )  # fmt: skip
+                part = dot_bytes(
+                    right, numbers[(2 * word + 1) * LIMBS + limb], part, SIGNED, LIMBS != 2 or limb == 1,
+                    ELEMENTS.assembly,
+                )  # fmt: skip
             else:
-                part = dot_bytes(words[word], numbers[word * LIMBS + limb], part, SIGNED, ELEMENTS.assembly)
+                part = dot_bytes(
+                    words[word], numbers[word * LIMBS + limb], part, SIGNED, LIMBS != 2 or limb == 1, ELEMENTS.assembly
+                )  # fmt: skip
         found = found + (part,)
     if LIMBS == 1:
         return found[0].to(tl.float32)
+    elif LIMBS == 2:
+        return (found[1] * 256 + found[0]).to(tl.float32)
     else:
         # The lower two limbs have sums of less than 2**27.
         return found[2].to(tl.float32) * 65536.0 + (found[1] * 256 + found[0]).to(tl.float32)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.linear.parts import scaled
 from ingot.backends.triton.kernels.quant.rounding import magnitude, nearest, scale_of
-from ingot.backends.triton.kernels.quant.words import bytes_of, dot_bytes, fixed_point, limbs_of, signed
+from ingot.backends.triton.kernels.quant.words import dot_bytes, fixed_point, limbs_of, words_of_limbs
 
 
 @triton.jit
@@ -75,11 +75,14 @@ def prepared(
     """Return the columns of x from `start` on as words of the weight multiply them: (numbers, their sums, factor).
 
     `numbers` are the tensors [CHUNKS] that belong to the first word of each chunk, then those of the second, and so on.
-    For integer elements, they are packed limbs, and the limbs of a chunk, or of each half, have `sums`. An integer
-    times `factor` [CHUNKS] is x.
+    For integer elements, they are packed limbs (`limbs_for`). The limbs of a chunk, or of each half, have `sums` if the
+    elements have an offset that they do not include. A sum of products of integers times `factor` [CHUNKS] is one of
+    products of x.
     """
     CODES: tl.constexpr = ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3"
-    LIMBS: tl.constexpr = 1 if CODES else 3
+    LIMBS: tl.constexpr = limbs_for(source.dtype.element_ty.primitive_bitwidth, ROUNDED.element == "none", CODES)
+    CENTERED: tl.constexpr = centered(ELEMENTS.chunk, ELEMENTS.offset, ELEMENTS.zeros)
+    SUMMED: tl.constexpr = not CENTERED and (ELEMENTS.element == "f4e2m1" or ELEMENTS.zeros or ELEMENTS.offset > 0)
     HALVES: tl.constexpr = halves(ELEMENTS.scale_columns, PER_WORD)
     column = start + (tl.arange(0, CHUNKS) * (4 * PER_WORD))[:, None] + tl.arange(0, PER_WORD)[None, :]
     values = ()
@@ -111,14 +114,14 @@ def prepared(
             most = tl.zeros((CHUNKS,), tl.int32)
             for word in tl.static_range(4):
                 most = tl.maximum(most, tl.max(values[word].to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1))
-            scale, factor = fixed_point(most)
+            scale, factor = fixed_point(most, LIMBS)
         ones = tl.full((CHUNKS,), 0x01010101, tl.int32)
         sums = (tl.zeros((CHUNKS,), tl.int32),) * (LIMBS * HALVES)
         for word in tl.static_range(4):
             if CODES:
                 integers = values[word].to(tl.int32)  # at most 127, their own limb
             else:
-                integers = limbs_of(values[word], scale[:, None])
+                integers = limbs_of(values[word], scale[:, None], LIMBS)
             # Words of bytes have the elements in their order, or the even ones and then the odd ones.
             if ELEMENTS.element == "f4e2m1":
                 groups = tl.split(tl.permute(tl.reshape(integers, (CHUNKS, 2, 4)), (0, 2, 1)))
@@ -126,25 +129,43 @@ def prepared(
                 groups = tl.split(tl.reshape(integers, (CHUNKS, 4, 2)))
             else:
                 groups = (integers,)
-            for limb in tl.static_range(LIMBS):
-                for group in tl.static_range(PER_WORD // 4):
-                    left, right = tl.split(tl.reshape(groups[group], (CHUNKS, 2, 2)))
-                    a, c = tl.split(left)
-                    b, d = tl.split(right)
-                    words = bytes_of(a, b, c, d, limb, ELEMENTS.assembly)
-                    if not CODES:
-                        words = signed(words)
-                    numbers = numbers + (words,)
-                    sums = _bytes_added(sums, word // (4 // HALVES) * LIMBS + limb, ones, words, ELEMENTS.assembly)
+            for group in tl.static_range(PER_WORD // 4):
+                left, right = tl.split(tl.reshape(groups[group], (CHUNKS, 2, 2)))
+                a, c = tl.split(left)
+                b, d = tl.split(right)
+                words = words_of_limbs(a, b, c, d, LIMBS, ELEMENTS.assembly)
+                numbers = numbers + words
+                if SUMMED:
+                    for limb in tl.static_range(LIMBS):
+                        sums = _bytes_added(
+                            sums, word // (4 // HALVES) * LIMBS + limb, ones, words[limb], LIMBS != 2 or limb == 1,
+                            ELEMENTS.assembly,
+                        )  # fmt: skip
         if ELEMENTS.element == "f4e2m1":
             factor *= 0.5
+        elif CENTERED:
+            factor *= 0.0625
         return numbers, sums, factor
 
 
+@triton.constexpr_function
+def limbs_for(bits, plain, codes):
+    """Return how many limbs x has. It has `bits` bits. It is `plain` if it is not rounded, and may be `codes` of i8."""
+    if codes:
+        return 1
+    return 2 if bits == 16 and plain else 3
+
+
+@triton.constexpr_function
+def centered(chunk, offset, zeros):
+    """Return whether four-bit elements are multiplied as signed numbers, 8 less than their codes."""
+    return chunk > 0 and offset == 8 and not zeros
+
+
 @triton.jit
-def _bytes_added(sums, NTH: tl.constexpr, ones, words, ASSEMBLY: tl.constexpr):
+def _bytes_added(sums, NTH: tl.constexpr, ones, words, SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Return the tuple `sums` with the bytes of `words` added to number NTH."""
-    return sums[:NTH] + (dot_bytes(ones, words, sums[NTH], True, ASSEMBLY),) + sums[NTH + 1 :]
+    return sums[:NTH] + (dot_bytes(ones, words, sums[NTH], True, SIGNED, ASSEMBLY),) + sums[NTH + 1 :]
 
 
 @triton.constexpr_function

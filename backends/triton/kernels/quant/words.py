@@ -1,19 +1,21 @@
 """Words of a quantized weight times x: the arithmetic of the kernel for one token, `quant_matvec`.
 
 A word has 32 bits: four elements of a byte, or eight of four bits. A chunk is four words, the 16 bytes that one thread
-loads at once. Integers are multiplied as integers: x is written as a fixed-point number of 23 bits with one exponent
-for a chunk, and this number as three signed bytes (limbs). One instruction, dp4a, multiplies four bytes by four others
-and adds all exactly. So an element of four bits takes little more than one instruction, a third of what a conversion to
-float32 takes. x loses less than a sum in float32 would: 2**-23 of the largest number of its chunk.
+loads at once. Integers are multiplied as integers: x is written as a fixed-point number with one exponent for a chunk,
+and this number as bytes (limbs). One instruction, dp4a, multiplies four bytes by four others and adds all exactly. So
+an element of four bits takes about one instruction, a third of what a conversion to float32 takes.
 
-x that is rounded to i8 has one limb, its code. Elements of f8e4m3 are converted to float32, exactly.
+x of 16 bits has two limbs, a signed one and a lower one without a sign. x loses 2**-16 of the largest number of its
+chunk, 1/128 of the unit in which that number is written in bf16. x of 32 bits has three signed limbs and loses 2**-23,
+less than a sum in float32 would. x that is rounded to i8 has one limb, its code. Elements of f8e4m3 are converted to
+float32, exactly.
 """
 
 import triton
 import triton.language as tl
 
 # Fixed-point numbers have the magnitude 2**22 at most, so that adding 1.5 * 2**23 rounds them to integers, and the
-# bits of the sum less those of 1.5 * 2**23 are the integer.
+# bits of the sum less those of 1.5 * 2**23 are the integer. The lower 16 bits of 1.5 * 2**23 are 0.
 _ROUNDER = tl.constexpr(12582912.0)
 _ROUNDER_BITS = tl.constexpr(0x4B400000)
 # Added to an integer, it makes each of three signed limbs an unsigned byte, 128 larger.
@@ -26,29 +28,64 @@ _NOT_FINITE = tl.constexpr(255)
 
 
 @triton.jit
-def fixed_point(bits):
+def fixed_point(bits, LIMBS: tl.constexpr):
     """Return (scale, factor) of the fixed-point numbers of chunks, f32 each.
 
     `bits` [chunks] are the largest bits of the magnitudes of a chunk, as i32. A number times `scale` is rounded to an
     integer, and an integer times `factor` is the number. `factor` is NaN for a chunk with numbers that are not finite.
+    Integers are less than 2**15 in magnitude with two limbs, if numbers have up to 15 significant bits, and at most
+    2**22 with three.
     """
+    BITS: tl.constexpr = 14 if LIMBS == 2 else 21
     exponent = tl.maximum(bits >> 23, _LEAST_EXPONENT)
-    scale = ((275 - exponent) << 23).to(tl.float32, bitcast=True)
-    factor = ((exponent - 21) << 23).to(tl.float32, bitcast=True)
+    scale = ((254 + BITS - exponent) << 23).to(tl.float32, bitcast=True)
+    factor = ((exponent - BITS) << 23).to(tl.float32, bitcast=True)
     return scale, tl.where(exponent == _NOT_FINITE, float("nan"), factor)
 
 
 @triton.jit
-def limbs_of(value, scale):
-    """Return integers whose three lower bytes are the limbs of `value * scale`, each plus 128."""
+def limbs_of(value, scale, LIMBS: tl.constexpr):
+    """Return integers whose lower bytes are the limbs of `value * scale`. Each of three limbs is 128 larger."""
     whole = (value * scale + _ROUNDER).to(tl.int32, bitcast=True)
-    return whole - (_ROUNDER_BITS - _LIMBS)
+    if LIMBS == 2:
+        return whole
+    else:
+        return whole - (_ROUNDER_BITS - _LIMBS)
 
 
 @triton.jit
-def signed(words):
-    """Return words of bytes of `limbs_of` numbers as words of limbs."""
-    return words ^ _BYTES
+def words_of_limbs(a, b, c, d, LIMBS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return the words of four bytes that hold the limbs of the integers a, b, c and d: a tuple, the lowest first.
+
+    With one limb, the integers are limbs. Others are `limbs_of` numbers.
+    """
+    if LIMBS == 1:
+        return (bytes_of(a, b, c, d, 0, ASSEMBLY),)
+    elif LIMBS == 2:
+        return two_bytes_of(a, b, c, d, ASSEMBLY)
+    else:
+        return (
+            bytes_of(a, b, c, d, 0, ASSEMBLY) ^ _BYTES,
+            bytes_of(a, b, c, d, 1, ASSEMBLY) ^ _BYTES,
+            bytes_of(a, b, c, d, 2, ASSEMBLY) ^ _BYTES,
+        )
+
+
+@triton.jit
+def two_bytes_of(a, b, c, d, ASSEMBLY: tl.constexpr):
+    """Return the words of the bytes number 0, and of the bytes number 1, of the integers a, b, c and d."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 e, f; prmt.b32 e, $2, $3, 0x5140; prmt.b32 f, $4, $5, 0x5140; "
+            "prmt.b32 $0, e, f, 0x5410; prmt.b32 $1, e, f, 0x7632; }",
+            "=&r,=r,r,r,r,r",
+            [a, b, c, d],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return bytes_of(a, b, c, d, 0, False), bytes_of(a, b, c, d, 1, False)
 
 
 @triton.jit
@@ -76,15 +113,23 @@ def bytes_of(a, b, c, d, NTH: tl.constexpr, ASSEMBLY: tl.constexpr):
 _PAIRS = tl.constexpr(("0x0040", "0x0051", "0x0062"))
 
 
+# As i32: the highest bit of each four bits, and the upper four bits of each byte.
+_EIGHTS = tl.constexpr(-0x77777778)
+_UPPER = tl.constexpr(-0x0F0F0F10)
+
+
 @triton.jit
-def bytes_of_fours(words, E2M1: tl.constexpr, ASSEMBLY: tl.constexpr):
+def bytes_of_fours(words, E2M1: tl.constexpr, CENTERED: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Return the eight elements of four bits of `words` as the bytes of two words.
 
-    Codes of integers are bytes as they are, those at even places first. With E2M1, bytes are 12 plus twice the f4e2m1
-    numbers, in their order.
+    Codes of integers are bytes as they are, those at even places first. With CENTERED, signed bytes are 16 times what a
+    code is more than 8. With E2M1, bytes are 12 plus twice the f4e2m1 numbers, in their order.
     """
     if E2M1:
         return _doubled(words, 0, ASSEMBLY), _doubled(words, 16, ASSEMBLY)
+    elif CENTERED:
+        # A code with its highest bit inverted is what it is more than 8, as a signed number of four bits.
+        return ((words << 4) ^ _EIGHTS) & _UPPER, (words ^ _EIGHTS) & _UPPER
     else:
         return words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
 
@@ -125,14 +170,14 @@ def _doubled(words, BEGIN: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def dot_bytes(weights, x, sums, SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
+def dot_bytes(weights, x, sums, SIGNED: tl.constexpr, X_SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Return `sums` plus the four bytes of `weights` times those of `x`, all i32.
 
-    Bytes of `x` are signed, those of `weights` if SIGNED.
+    Bytes of `weights` are signed if SIGNED, those of `x` if X_SIGNED.
     """
     if ASSEMBLY:
         return tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;" if SIGNED else "dp4a.u32.s32 $0, $1, $2, $3;",
+            _DOTS[(2 if SIGNED else 0) + (1 if X_SIGNED else 0)],
             "=r,r,r,r",
             [weights, x, sums],
             dtype=tl.int32,
@@ -142,8 +187,20 @@ def dot_bytes(weights, x, sums, SIGNED: tl.constexpr, ASSEMBLY: tl.constexpr):
     else:
         for nth in tl.static_range(4):
             left = (weights << (24 - 8 * nth)) >> 24
-            sums += (left if SIGNED else left & 255) * ((x << (24 - 8 * nth)) >> 24)
+            right = (x << (24 - 8 * nth)) >> 24
+            sums += (left if SIGNED else left & 255) * (right if X_SIGNED else right & 255)
         return sums
+
+
+# The instruction by the signs of its operands.
+_DOTS = tl.constexpr(
+    (
+        "dp4a.u32.u32 $0, $1, $2, $3;",
+        "dp4a.u32.s32 $0, $1, $2, $3;",
+        "dp4a.s32.u32 $0, $1, $2, $3;",
+        "dp4a.s32.s32 $0, $1, $2, $3;",
+    )
+)
 
 
 @triton.jit

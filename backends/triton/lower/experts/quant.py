@@ -7,17 +7,12 @@ from ingot.backends.triton.kernels.experts.quant_rows import quant_experts_down_
 from ingot.backends.triton.kernels.experts.quant_tile import quant_experts_down_tile, quant_experts_up_tile
 from ingot.backends.triton.launches import Expr, cdiv, times
 from ingot.backends.triton.lower.experts.call import Experts, QuantizedExperts
-from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
+from ingot.backends.triton.lower.experts.problem import EXPERTS
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, quant_group_tiles
-from ingot.backends.triton.lower.linear.tiles import Product
-from ingot.backends.triton.lower.quant.matvec import chunk_of, one_token_elements
+from ingot.backends.triton.lower.quant.matvec import one_token_elements
 from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, GivenRows, needs_preparing, prepared_rows
-from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles, chunk_of, expert_row_tiles
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.types import DTYPES
-
-# The rows of a weight that a program of `quant_experts_down_rows` holds in registers, a block of columns of each.
-_MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -35,23 +30,13 @@ class Blocks:
         return {"order": self.order, "counts": self.counts, "blocks": self.count}
 
 
-def known_row_tiles(problem: ExpertsProblem, quantized: QuantizedExperts, cores: int) -> QuantMatvecTiles:
-    """Return the tile sizes for choices one by one that were not tuned."""
-    # Each choice of a token has its own programs for gate and up. One program adds up the choices of down.
-    programs = problem.top_k if problem.gated else 1
-    product = Product(problem.columns * programs, problem.depth, problem.gated, DTYPES[problem.dtype])
-    tiles = matvec_tiles(product, chunk_of(quantized.form), cores)
-    rows = tiles.rows if problem.gated else min(tiles.rows, _MOST_ROWS)
-    return replace(tiles, rows=rows, held=min(tiles.held, 2 * rows))
-
-
 def _row_tiles(one: Experts, quantized: QuantizedExperts, schedule: Schedule, *, gated: bool) -> QuantMatvecTiles:
     problem = one.problem(gated, 1)
     chosen = schedule.choose(
         EXPERTS,
         problem.fields(),
         QuantMatvecTiles,
-        lambda: (known_row_tiles(problem, quantized, schedule.cores), "heuristic"),
+        lambda: (expert_row_tiles(problem.depth, quantized.form), "heuristic"),
     )
     return replace(chosen, block_k=max(chunk_of(quantized.form), chosen.block_k))
 

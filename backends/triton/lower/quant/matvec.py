@@ -8,12 +8,16 @@ from ingot.backends.triton.kernels.quant.constants import Elements
 from ingot.backends.triton.kernels.quant.matvec import quant_matvec
 from ingot.backends.triton.lower.linear.call import Linear
 from ingot.backends.triton.lower.quant.form import StoredForm
-from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles, matvec_tiles
+from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles, chunk_of, matvec_tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.machine.gpus import FEATURES
 
-# A thread loads 16 bytes of a row at once, which have one scale.
-_BYTES = 16
+# Registers of a multiprocessor, the most of a thread, and their granule in an allocation (CUDA C++ Programming Guide,
+# "Compute Capabilities", and the CUDA occupancy calculator).
+_REGISTERS = 65536
+_MOST_REGISTERS = 255
+_GRANULE = 8
+_THREADS = 32  # of a warp
 
 
 def takes_one_token(depth: int, form: StoredForm) -> bool:
@@ -24,11 +28,6 @@ def takes_one_token(depth: int, form: StoredForm) -> bool:
     return not (depth % chunk or form.rounded.columns % chunk or (columns % chunk and not halves))
 
 
-def chunk_of(form: StoredForm) -> int:
-    """Return how many columns of the weight a thread multiplies at once."""
-    return _BYTES * (2 if form.elements.chunk else 1)
-
-
 def one_token_elements(form: StoredForm, dtype: torch.dtype, sm: int) -> Elements:
     """Return how the kernels for one token read a weight. `dtype` is that of x."""
     native = dtype is not torch.float32 and (form.elements.element != "f8e4m3" or sm in FEATURES["fp8"])
@@ -37,18 +36,20 @@ def one_token_elements(form: StoredForm, dtype: torch.dtype, sm: int) -> Element
 
 def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value:
     """Add the launch of `quant_matvec` to `schedule`, and return the result. `takes_one_token` must be true."""
-    chunk, problem = chunk_of(form), linear.problem(1)
+    problem = linear.problem(1)
     chosen = schedule.choose(
         QUANT_MATVEC,
         problem.fields(),
         QuantMatvecTiles,
-        lambda: (matvec_tiles(problem.product(), chunk, schedule.cores), "heuristic"),
+        lambda: (matvec_tiles(problem.product(), form, schedule.cores), "heuristic"),
     )
     weight, gate, norm = linear.weight, linear.gate, linear.norm
     result = schedule.output(linear.result)
+    groups = -(-linear.columns // chosen.rows)
+    programs = min(groups, chosen.programs * schedule.cores) if chosen.programs else groups
     schedule.launch(
         quant_matvec,
-        (-(-linear.columns // chosen.rows), linear.rows),
+        (programs, linear.rows),
         {
             "x": linear.x,
             "gain": norm.weight if norm else None,
@@ -76,13 +77,25 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
             "BIAS": linear.bias is not None,
             "RESIDUAL": linear.residual is not None,
             "ROWS": chosen.rows,
-            "BLOCK_K": max(chunk, chosen.block_k),
+            "PROGRAMS": programs,
+            "BLOCK_K": max(chunk_of(form), chosen.block_k),
             "HELD": chosen.held,
             "ELEMENTS": one_token_elements(form, linear.x.type.dtype, schedule.sm),
             "ROUNDED": form.rounded,
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,
+        registers=registers_of(chosen.programs, chosen.warps),
         dependent=schedule.dependent,
     )
     return result
+
+
+def registers_of(programs: int, warps: int) -> int | None:
+    """Return how many registers a thread may have, so that a multiprocessor runs `programs` programs at once.
+
+    Each has `warps` warps. None: as many as the compiler takes.
+    """
+    if not programs:
+        return None
+    return min(_MOST_REGISTERS, _REGISTERS // (programs * warps * _THREADS) // _GRANULE * _GRANULE)

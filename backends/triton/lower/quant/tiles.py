@@ -24,44 +24,87 @@ _MOST_STAGES = 8
 _MANY_STAGES = 4
 # Lines of 128 bytes of each row that a program prefetches while the previous kernel runs.
 _LINES = 4
+# A thread of the kernel for one token loads 16 bytes of a row at once, which have one scale.
+_BYTES = 16
 
 # The kernel for one token in the tuning log.
 QUANT_MATVEC = "quant_matvec"
 # The kernel for one token: warps, rows of a block in registers before they are needed, and the fewest and most rows of
 # the weight that a program multiplies, each with a sum in a register.
 _MATVEC_WARPS = 4
+_MATVEC_MOST_WARPS = 16
 _MATVEC_HELD = 8
 _MATVEC_LEAST = 4
 _MATVEC_PROGRAMS = 1.8
 _MATVEC_MOST = 32
+# The same for elements of four bits: the best of 16 tile sizes for each matmul of an 8B model, on an H200. Up to four
+# programs run at once. Where there are more groups of eight rows, few programs take all groups by turns.
+_FOUR_BITS_PROGRAMS = 4
+_FOUR_BITS_ROWS = 8
+_FOUR_BITS_TURNS = 2
+# The same for f8e4m3, of 7 tile sizes: x takes most registers there, so a row is one block of up to 16 warps.
+_F8_TURNS = 1
+_F8_LONG = 8192
+# Experts of few tokens: rows of a program, the best of GPT-OSS-20B in MXFP4 and Qwen3-30B-A3B in int4 on an H200. Some
+# threads are left without columns there: with as many as columns need, the kernels took up to 1.3 times as long.
+_EXPERT_ROWS = 4
+_EXPERT_COLUMNS = 1.4
 
 
 @dataclass(frozen=True)
 class QuantMatvecTiles:
     """The tile sizes and launch parameters of the matmul kernel for one token and a quantized weight (`quant_matvec`).
 
-    A program computes `rows` results, from blocks of `block_k` columns of the weight. Of `held` rows, a block is in
-    registers before it is needed.
+    A program computes groups of `rows` results, from blocks of `block_k` columns of the weight. Of `held` rows, a block
+    is in registers before it is needed. Each multiprocessor runs up to `programs` programs at once, and there are no
+    more of them; 0: each group has a program.
     """
 
     rows: int
     block_k: int
     warps: int
     held: int
+    programs: int = 0
 
 
-def matvec_tiles(product: Product, chunk: int, cores: int) -> QuantMatvecTiles:
-    """Return the tile sizes of a matmul with one row of x, on a device with `cores` multiprocessors.
-
-    `chunk` is the number of columns that a thread multiplies at once. Each program prepares x for itself, so it has as
-    many rows of the weight as leave almost two programs for each multiprocessor.
-    """
-    block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
+def matvec_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecTiles:
+    """Return the tile sizes of a matmul with one row of x, on a device with `cores` multiprocessors."""
+    if form.elements.chunk:
+        return _four_bits_tiles(product, form, cores)
+    chunk = chunk_of(form)
+    width = power_of_two(product.depth)
+    if form.elements.element == "f8e4m3" and width > _F8_LONG:
+        return QuantMatvecTiles(4, width, min(_MATVEC_MOST_WARPS, width // (32 * chunk)), held=4, programs=_F8_TURNS)
+    if form.elements.element == "f8e4m3" and product.gated and width >= 8 * 32 * chunk:
+        return QuantMatvecTiles(8, width, min(_MATVEC_MOST_WARPS, width // (32 * chunk)), held=16, programs=_F8_TURNS)
+    # Each program prepares x for itself, so it has as many rows of the weight as leave almost two programs for each
+    # multiprocessor.
+    block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, width))
     most = _MATVEC_MOST // (2 if product.gated else 1)
     rows = _MATVEC_LEAST
     while rows < most and product.columns >= 2 * rows * _MATVEC_PROGRAMS * cores:
         rows *= 2
     return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows))
+
+
+def _four_bits_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecTiles:
+    chunk = chunk_of(form)
+    block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
+    at_once = _FOUR_BITS_PROGRAMS * cores
+    if product.columns <= _FOUR_BITS_ROWS * at_once:
+        rows = _MATVEC_LEAST if product.columns <= _MATVEC_LEAST * at_once else _FOUR_BITS_ROWS
+        return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, held=_MATVEC_HELD)
+    if product.columns <= 2 * _FOUR_BITS_ROWS * at_once and not product.gated:
+        return QuantMatvecTiles(2 * _FOUR_BITS_ROWS, block_k, _MATVEC_WARPS, _MATVEC_HELD, _FOUR_BITS_PROGRAMS)
+    return QuantMatvecTiles(_FOUR_BITS_ROWS, block_k, _MATVEC_WARPS, 2 * _MATVEC_HELD, _FOUR_BITS_TURNS)
+
+
+def expert_row_tiles(depth: int, form: StoredForm) -> QuantMatvecTiles:
+    """Return the tile sizes of a matmul of choices one by one, of `depth` columns."""
+    chunk, warps = chunk_of(form), 1
+    while warps < _MATVEC_WARPS and chunk * 32 * warps < _EXPERT_COLUMNS * depth:
+        warps *= 2
+    return QuantMatvecTiles(_EXPERT_ROWS, chunk * 32 * warps, warps, held=2 * _EXPERT_ROWS)
 
 
 def quant_tiles(product: Product, form: StoredForm, tokens: int, cores: int, sm: int) -> Tiles:
@@ -96,6 +139,11 @@ def many_tiles(form: StoredForm, gated: bool, sm: int, splits: int = 1) -> tuple
 
 def _rows(form: StoredForm, rows: int) -> int:
     return _ROWS_F32 if form.codes is torch.float32 else rows
+
+
+def chunk_of(form: StoredForm) -> int:
+    """Return how many columns of the weight a thread of the kernel for one token multiplies at once."""
+    return _BYTES * (2 if form.elements.chunk else 1)
 
 
 def stage_bytes(form: StoredForm, rows: int, block_k: int, gated: bool, tokens: int) -> int:
