@@ -52,7 +52,8 @@ class BackendEntry:
       cannot name this backend for a device that is no key.
     - `links`: the packages that its compiled code links with, such as "torch".
     - `collectives`: returns the functions of the ops that ranks of a mesh compute together. Such a backend computes
-      nothing else: it joins the others of a compile for a mesh, and `--backend` cannot name it.
+      nothing else: it joins the others of a compile for a mesh. If `--backend` names it, it computes all collectives.
+    - `joins_collectives`: it competes with that backend for some collectives, without being named.
     - `connect`: connects the ranks of a mesh axis. It takes a private folder, the group's name, this rank's index on
       the axis, and the number of ranks.
     - `on_request`: it competes only if `--backend` names it.
@@ -68,6 +69,7 @@ class BackendEntry:
     competing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     links: tuple[str, ...] = ()
     collectives: Collectives | None = None
+    joins_collectives: bool = False
     connect: Connect | None = None
     on_request: bool = False
     package: Package | None = None

@@ -67,6 +67,10 @@ def interpret_ranks(
         op = op_of(node.target)
         if op is not None and op.across is not None:
             results = _across(op, program, calls)
+        elif (body := _body_across(node, program)) is not None:
+            inputs = [dict(zip(body.input_types(), args, strict=True)) for args, _ in calls]
+            found = interpret_ranks(body, inputs, exact=exact, rowwise=rowwise, watch=watch)
+            results = [next(iter(one.values())) if len(one) == 1 else tuple(one.values()) for one in found]
         else:
             results = [_call(node, args, kwargs, program, exact, rowwise, watch) for args, kwargs in calls]
         for env, result in zip(envs, results, strict=True):
@@ -125,6 +129,16 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
         _check(value, declared, sizes, name, exact)
         env[node] = value
     return env
+
+
+def _body_across(node: fx.Node, program: Program) -> Program | None:
+    """Return the body of a region, on the program's mesh, if ranks compute a call of it together; None otherwise."""
+    if not isinstance(node.target, RegionCall):
+        return None
+    body = program.regions[node.target.name].body
+    if not any((op := op_of(call.target)) is not None and op.across is not None for call in body.calls()):
+        return None
+    return replace(body, mesh=program.mesh)
 
 
 def _across(op: Op, program: Program, calls: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
@@ -63,12 +64,15 @@ RULES: Mapping[Stage, StageRules] = {
 }
 
 
-def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
+def verify(
+    program: Program, *, under: Stage | None = None, after: str = "", around: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Raise VerifyError if the program breaks a rule of its pipeline stage.
 
     `under` names a later stage whose rules are checked instead. A pass uses it while it brings a program to that stage.
     Ops that are legal in the program's present stage then stay legal. `after` names the last pass, for the error
-    message.
+    message. `around` is the mesh of the program that calls this one, which is the body of a region: its values have no
+    placements, which are inferred at each call.
     """
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
@@ -84,7 +88,7 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
         raise VerifyError("the program returns nothing", where=where)
     for node in program.graph.nodes:
         try:
-            _check_node(node, program, rules, legal)
+            _check_node(node, program, rules, legal, around)
         except VerifyError as error:
             line = print_call(node) if node.op == "call_function" and "type" in node.meta else f"%{node.name}"
             at = f"{_at(node, where)}: {line}"
@@ -100,7 +104,7 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
             raise VerifyError(f"region '{region.name}' is never called", where=at)
         if region.body.states or region.body.params or region.body.regions:
             raise VerifyError(f"region '{region.name}' holds states, params or regions of its own", where=at)
-        verify(region.body, under=Stage.FUSED, after=after)
+        verify(region.body, under=Stage.FUSED, after=after, around=program.mesh)
     if rules.planned and program.plan is None:
         raise VerifyError("the program has no plan", where=_at(program.graph.output_node(), where))
 
@@ -127,7 +131,9 @@ def _check_names(program: Program, where: str) -> None:
                 raise VerifyError(f"{kind} '{name}' has no placeholder", where=where)
 
 
-def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: frozenset[str]) -> None:
+def _check_node(
+    node: fx.Node, program: Program, rules: StageRules, legal: frozenset[str], around: Mapping[str, int]
+) -> None:
     if node.op == "output":
         return
     if node.op not in ("placeholder", "call_function"):
@@ -157,16 +163,17 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     inferred = infer(node.target, node.args, node.kwargs, program)
     if inferred != value_type:
         raise VerifyError(f"declared as {value_type}", expected=str(inferred))
-    _check_placement(node, program)
+    _check_placement(node, program, around)
 
 
-def _check_placement(node: fx.Node, program: Program) -> None:
+def _check_placement(node: fx.Node, program: Program, around: Mapping[str, int]) -> None:
     declared = node.meta.get("placement", ())
     if not program.mesh:
         op = op_of(node.target)
-        if op is not None and op.across is not None:
+        if op is not None and op.across is not None and node.kwargs.get("axis") not in around:
             raise VerifyError(
-                f"the mesh has no axis '{node.kwargs.get('axis')}'", expected="no collective on one device"
+                f"the mesh has no axis '{node.kwargs.get('axis')}'",
+                expected=", ".join(around) or "no collective on one device",
             )
         if declared:
             raise VerifyError("a placement without a mesh")

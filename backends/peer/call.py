@@ -1,4 +1,4 @@
-"""The schema of all_reduce.json, which describes one all-reduce of the peer backend."""
+"""The schema of all_reduce.json, which describes a call of the peer backend."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,15 +9,17 @@ ALL_REDUCE = "all_reduce.json"
 
 
 class PeerCall(BaseModel):
-    """An all-reduce of values of one type.
+    """An all-reduce of values of one type, the residual add after it, or both.
 
-    axis       the mesh axis
+    axis       the mesh axis of the all-reduce; "": there is none
     item       the bytes of an element
+    adds       whether there is an add. Inputs 0 and 1 are then the values and the residual
     launches   the kernel's launch by the number of ranks. Its grid and integers are named "blocks", "vectors", "place"
-               and "timeout"
+               and "timeout". That of one rank adds without an all-reduce
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     axis: str
     item: int
+    adds: bool
     launches: dict[str, Launch]

@@ -1,4 +1,4 @@
-"""The peer backend at compile time: it claims all-reduces of GPUs, and compiles their kernel."""
+"""The peer backend at compile time: it claims all-reduces of GPUs with residual adds, and compiles their kernel."""
 
 import json
 import math
@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
-from ingot.backends.peer.layout import MOST_RANKS, TILE_BYTES, VECTOR_BYTES, WARPS, WORDS
+from ingot.backends.peer.layout import TILE_BYTES, VECTOR_BYTES, WARPS, WORDS
+from ingot.backends.peer.sizes import MOST_BYTES
 from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import compile_kernel, file_of
 from ingot.backends.triton.launches import Launch, Number, Pointer
@@ -18,19 +19,22 @@ from ingot.backends.triton.schedule import KernelLaunch, Value
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
-from ingot.ir.ops import all_reduce, op_of
-from ingot.ir.program import Program, held_type, target_name
+from ingot.ir.ops import all_reduce
+from ingot.ir.program import Program, held_type, is_call, target_name, tensor_type
 from ingot.ir.types import TensorType
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # The numbers of ranks that a kernel is compiled for. NCCL computes the all-reduces of others.
-RANKS = (2, 4, MOST_RANKS)
+RANKS = tuple(MOST_BYTES)
+_ADD = torch.ops.aten.add.Tensor
 
 
 class Peer:
     """The peer backend. It claims (offers to compute) all-reduces between GPUs that reach each other's memory.
 
-    It competes only if `--backend` names it, because its kernel has not been timed against NCCL.
+    It also claims the add of a residual to such a sum: both are one launch. It leaves the norm after the add to the
+    matmul that reads it. In steps of few tokens, the matmul's kernel norms its input as it loads, so the norm is no
+    launch. In larger steps, few sums are small enough for this kernel.
     """
 
     name = "peer"
@@ -42,18 +46,25 @@ class Peer:
         if target.sm < 80:
             return No(f"kernels need compute capability 8.0, and this is {target.sm // 10}.{target.sm % 10}")
         for node in nodes:
-            if op_of(node.target) is not all_reduce:
-                return No(f"{target_name(node.target)} is no all-reduce")
-            value_type = node.meta["type"]
-            if value_type.dtype not in _DTYPES:
-                return No(f"no kernel for {value_type.dtype}")
+            if reason := _refusal(node, bucket):
+                return No(reason)
         # Every rank adds the values in rank order, element by element, whatever the other rows are.
         return Yes(claim_cost(self.name) * len(nodes), batch_invariant=True, timed=False)
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        inside = set(nodes)
+        pairs = ((_sum_of(node), node) for node in nodes if is_call(node, _ADD))
+        return [[total, node] for total, node in pairs if total is not None and total in inside]
+
+    def warm_up(self) -> None:
+        import triton.compiler  # noqa: F401
+
+        import ingot.backends.peer.kernel  # noqa: F401
 
     def sources(self) -> Sequence[Path]:
         folder = Path(__file__).parent
         shared = ("compile.py", "launches.py", "schedule.py")  # of the triton backend
-        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py")]
+        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py", "sizes.py")]
         return [*own, *(folder.parent / "triton" / name for name in shared)]
 
     def toolchain(self) -> dict[str, str]:
@@ -63,63 +74,120 @@ class Peer:
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
         """Return the bytes that NCCL's all-reduce of more than two ranks allocates. The kernel allocates a third."""
-        (value_type,) = (held_type(node) for node in body.placeholders())
-        assert isinstance(value_type, TensorType)
+        value_type = tensor_type(next(iter(body.calls())))
         shape = [sizes[size] if isinstance(size, str) else size for size in value_type.shape]
         return 3 * math.prod(shape) * value_type.dtype.itemsize
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernel for the type of the call in `body`, for each number of ranks.
+        """Compile the kernel for the type of the calls in `body`, for each number of ranks.
 
-        It writes the cubins and all_reduce.json into `directory`. `key` becomes the id of the returned executable.
-        Raises BackendError if the kernel does not compile.
+        They are an all-reduce, the add of a residual to a sum, or both. It writes the cubins and all_reduce.json into
+        `directory`. `key` becomes the id of the returned executable. Raises BackendError if the kernel does not
+        compile.
         """
         assert target.sm is not None
-        (value_type,) = (held_type(node) for node in body.placeholders())
-        (node,) = body.calls()
-        assert isinstance(value_type, TensorType)
+        calls = list(body.calls())
+        total = next((node for node in calls if is_call(node, all_reduce.overload)), None)
+        adds = is_call(calls[-1], _ADD)
+        value_type = tensor_type(calls[-1])
         dependent = "dependent_launch" in target.features
         launches, files = {}, [ALL_REDUCE]
-        for ranks in RANKS:
-            cubin = compile_kernel(kernel_launch(value_type, ranks, dependent=dependent), target.sm)
+        # With an add, the kernel of one rank follows an all-reduce by NCCL.
+        for ranks in (*((1,) if adds else ()), *(RANKS if total is not None else ())):
+            launch = kernel_launch(value_type, ranks, adds=adds, dependent=dependent)
+            cubin = compile_kernel(launch, target.sm)
             launches[str(ranks)] = Launch(
                 kernel=file_of(cubin),
                 entry=cubin.entry,
                 grid=("blocks", 1, 1),
-                arguments=(
-                    Pointer(input=0),
-                    *(Pointer(buffer=name) for name in ("result", "shared", "words")),
-                    *(Number(value=name) for name in ("vectors", "place", "timeout")),
-                ),
+                arguments=tuple(_ARGUMENTS[name] for name, value in launch.arguments.items() if value is not None),
                 warps=cubin.warps,
                 shared=cubin.shared,
                 dependent=dependent,
             )
             (directory / file_of(cubin)).write_bytes(cubin.code)
             files.append(file_of(cubin))
-        call = PeerCall(axis=str(node.kwargs["axis"]), item=value_type.dtype.itemsize, launches=launches)
+        axis = "" if total is None else str(total.kwargs["axis"])
+        call = PeerCall(axis=axis, item=value_type.dtype.itemsize, adds=adds, launches=launches)
         (directory / ALL_REDUCE).write_text(json.dumps(call.model_dump(mode="json"), indent=1) + "\n")
-        types = (str(value_type),)
-        return Executable(id=key, backend=self.name, inputs=types, outputs=types, files=tuple(sorted(set(files))))
+        return Executable(
+            id=key,
+            backend=self.name,
+            inputs=tuple(str(held_type(node)) for node in body.placeholders()),
+            outputs=(str(value_type),),
+            files=tuple(sorted(set(files))),
+        )
 
 
-def kernel_launch(value_type: TensorType, ranks: int, *, dependent: bool) -> KernelLaunch:
-    """Return the launch of the kernel for values of a type, before compilation."""
+def _refusal(node: fx.Node, bucket: BucketClass) -> str:
+    """Return why the kernel cannot compute a call; "" if it can."""
+    if is_call(node, _ADD):
+        total = _sum_of(node)
+        return "the add is not that of a residual to a sum of ranks" if total is None else _refusal(total, bucket)
+    if not is_call(node, all_reduce.overload):
+        return f"{target_name(node.target)} is no all-reduce"
+    value_type = tensor_type(node)
+    if value_type.dtype not in _DTYPES:
+        return f"no kernel for {value_type.dtype}"
+    row = math.prod(size for size in value_type.shape if isinstance(size, int)) * value_type.dtype.itemsize
+    least, most = row * bucket.tokens[0], max(MOST_BYTES.values())
+    if "T" in value_type.shape and least > most:
+        return f"a sum of {least} bytes or more is for NCCL: the kernel adds up to {most}"
+    return ""
+
+
+def _sum_of(add: fx.Node) -> fx.Node | None:
+    """Return the all-reduce to whose result the call `add` adds a residual of the same type, in whole vectors.
+
+    Return None if there is none, or if another call reads the sum too.
+    """
+    if len(add.args) != 2 or add.kwargs:
+        return None
+    left, right = add.args
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
+        return None
+    for total, residual in ((right, left), (left, right)):
+        value_type = tensor_type(add)
+        if not is_call(total, all_reduce.overload) or len(total.users) != 1 or residual in total.args:
+            continue
+        width = value_type.shape[-1] if value_type.shape else 0
+        whole = isinstance(width, int) and width * value_type.dtype.itemsize % VECTOR_BYTES == 0
+        if whole and value_type.strides is None and tensor_type(total) == tensor_type(residual) == value_type:
+            return total
+    return None
+
+
+# What the arguments of the kernel are when it is launched.
+_ARGUMENTS: dict[str, Pointer | Number] = {
+    "x": Pointer(input=0),
+    "residual": Pointer(input=1),
+    **{name: Pointer(buffer=name) for name in ("result", "shared", "words")},
+    **{name: Number(value=name) for name in ("vectors", "place", "timeout")},
+}
+
+
+def kernel_launch(value_type: TensorType, ranks: int, *, adds: bool, dependent: bool) -> KernelLaunch:
+    """Return the launch of the kernel for values of a type, before compilation.
+
+    `adds` says whether it adds a residual to the sum. With one rank, it adds only that.
+    """
     from ingot.backends.peer.kernel import all_reduce as kernel  # Triton is imported only to compile
 
     item = value_type.dtype.itemsize
     flat = TensorType(value_type.dtype, (VECTOR_BYTES // item,))
+    alone = ranks == 1
     return KernelLaunch(
         kernel,
         ("blocks",),
         {
             "x": Value(flat, buffer="x"),  # `load.py` checks that its address is aligned
+            "residual": Value(flat, buffer="residual") if adds else None,
             "result": Value(flat, buffer="result"),
-            "shared": Value(TensorType(torch.int64, (ranks,)), buffer="shared"),
-            "words": Value(TensorType(torch.int32, (WORDS,)), buffer="words"),
+            "shared": None if alone else Value(TensorType(torch.int64, (ranks,)), buffer="shared"),
+            "words": None if alone else Value(TensorType(torch.int32, (WORDS,)), buffer="words"),
             "vectors": "vectors",
-            "place": "place",
-            "timeout": "timeout",
+            "place": None if alone else "place",
+            "timeout": None if alone else "timeout",
         },
         {"RANKS": ranks, "BLOCK": TILE_BYTES // item, "VECTOR": VECTOR_BYTES // item, "DEPENDENT": dependent},
         warps=WARPS,

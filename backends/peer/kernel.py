@@ -1,4 +1,7 @@
-"""The kernel of an all-reduce over memory that the GPUs of a mesh axis share. `layout.py` describes this memory."""
+"""The kernel of an all-reduce over memory that the GPUs of a mesh axis share, and of a residual add after it.
+
+`layout.py` describes this memory.
+"""
 
 import triton
 import triton.language as tl
@@ -23,6 +26,7 @@ _READS: tl.constexpr = tl.constexpr(256)
 @triton.jit
 def all_reduce(
     x,
+    residual,
     result,
     shared,
     words,
@@ -36,9 +40,12 @@ def all_reduce(
 ):
     """Add x of all ranks element by element in the order of ranks, in float32, and write the rounded sum to `result`.
 
+    If `residual` is not None, add it to the rounded sum, and round again: the bits of an add after the all-reduce.
+    With one rank, x is the sum already. `shared`, `words`, `place` and `timeout` are None then.
+
     shared    i64[RANKS]: the address of each rank's shared memory, as this GPU reaches it
     words     i32[WORDS] of the host: whether to end, and why a wait has ended
-    vectors   the number of elements, divided by VECTOR
+    vectors   the number of elements, divided by VECTOR; x, residual and result have as many
     place     this rank's index
     timeout   the microseconds after which a wait for another rank ends
 
@@ -54,49 +61,57 @@ def all_reduce(
         gdc_wait()
     program, programs = tl.program_id(0), tl.num_programs(0)
     elements = vectors * VECTOR
-    own = tl.load(shared + place)
-    counts = (own + _COUNTS).to(tl.pointer_type(tl.int32))
-    late = (own + _LATE).to(tl.pointer_type(tl.int32)) + program
-    count = tl.load(counts + program) + 1
-    slot = _VALUES + ((count & 1) * _BLOCKS + program).to(tl.int64) * _SLOT_BYTES
     lanes = tl.arange(0, BLOCK)
-
-    values = tl.multiple_of((own + slot).to(tl.pointer_type(x.dtype.element_ty)), 16)
-    for tile in range(program, tl.cdiv(elements, BLOCK), programs):
-        at = tile * BLOCK + lanes
-        value = tl.load(x + at, mask=at < elements)
-        tl.store(values + (tile // programs) * BLOCK + lanes, value, mask=at < elements)
-    tl.debug_barrier()  # all threads have published before one of them says so
-
-    for step in tl.static_range(1, RANKS):
-        other = (place + step) % RANKS
-        flags = tl.load(shared + other).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(flags + program * _MOST_RANKS + place, count, sem="release", scope="sys")
     missing = 0
-    for step in tl.static_range(1, RANKS):
-        other = (place + step) % RANKS
-        flag = own.to(tl.pointer_type(tl.int32)) + program * _MOST_RANKS + other
-        if missing == 0:
-            missing = _wait(flag, count, late, words, other, timeout)
-    tl.debug_barrier()  # no thread reads values before the wait is over
+    if RANKS > 1:
+        own = tl.load(shared + place)
+        counts = (own + _COUNTS).to(tl.pointer_type(tl.int32))
+        late = (own + _LATE).to(tl.pointer_type(tl.int32)) + program
+        count = tl.load(counts + program) + 1
+        slot = _VALUES + ((count & 1) * _BLOCKS + program).to(tl.int64) * _SLOT_BYTES
 
-    if missing != 0:
-        tl.store(words + _ERROR, missing)
-    else:
+        values = tl.multiple_of((own + slot).to(tl.pointer_type(x.dtype.element_ty)), 16)
+        for tile in range(program, tl.cdiv(elements, BLOCK), programs):
+            at = tile * BLOCK + lanes
+            value = tl.load(x + at, mask=at < elements)
+            tl.store(values + (tile // programs) * BLOCK + lanes, value, mask=at < elements)
+        tl.debug_barrier()  # all threads have published before one of them says so
+
+        for step in tl.static_range(1, RANKS):
+            other = (place + step) % RANKS
+            flags = tl.load(shared + other).to(tl.pointer_type(tl.int32))
+            tl.atomic_xchg(flags + program * _MOST_RANKS + place, count, sem="release", scope="sys")
+        for step in tl.static_range(1, RANKS):
+            other = (place + step) % RANKS
+            flag = own.to(tl.pointer_type(tl.int32)) + program * _MOST_RANKS + other
+            if missing == 0:
+                missing = _wait(flag, count, late, words, other, timeout)
+        tl.debug_barrier()  # no thread reads values before the wait is over
+        tl.store(counts + program, count)
+        if missing != 0:
+            tl.store(words + _ERROR, missing)
+
+    if missing == 0:
         for tile in range(program, tl.cdiv(elements, BLOCK), programs):
             at = tile * BLOCK + lanes
             mask = at < elements
-            place_in_slot = (tile // programs) * BLOCK + lanes
-            total = tl.zeros((BLOCK,), dtype=tl.float32)
-            for rank in tl.static_range(RANKS):
-                begin = (tl.load(shared + rank) + slot).to(tl.pointer_type(x.dtype.element_ty))
-                part = tl.load(tl.multiple_of(begin, 16) + place_in_slot, mask=mask, other=0.0).to(tl.float32)
-                if rank == 0:
-                    total = part  # not 0 + part, which loses the sign of -0
-                else:
-                    total += part
-            tl.store(result + at, total.to(x.dtype.element_ty), mask=mask)
-    tl.store(counts + program, count)
+            if RANKS > 1:
+                place_in_slot = (tile // programs) * BLOCK + lanes
+                total = tl.zeros((BLOCK,), dtype=tl.float32)
+                for rank in tl.static_range(RANKS):
+                    begin = (tl.load(shared + rank) + slot).to(tl.pointer_type(x.dtype.element_ty))
+                    part = tl.load(tl.multiple_of(begin, 16) + place_in_slot, mask=mask, other=0.0).to(tl.float32)
+                    if rank == 0:
+                        total = part  # not 0 + part, which loses the sign of -0
+                    else:
+                        total += part
+                total = total.to(x.dtype.element_ty)
+            else:
+                total = tl.load(x + at, mask=mask, other=0.0)
+            if residual is not None:
+                added = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+                total = (added + total.to(tl.float32)).to(x.dtype.element_ty)
+            tl.store(result + at, total, mask=mask)
 
 
 @triton.jit

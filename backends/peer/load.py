@@ -1,7 +1,7 @@
-"""The peer backend at run time: launches the kernel of an all-reduce, on torch's current stream."""
+"""The peer backend at run time: launches the kernel of an all-reduce and a residual add, on torch's current stream."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ from ingot.backends.peer.call import ALL_REDUCE, PeerCall
 from ingot.backends.peer.layout import BLOCKS, SLOT_BYTES, TILE_BYTES, TIMEOUT_MICROSECONDS, VECTOR_BYTES
 from ingot.backends.peer.memory import PeerMemory, share
 from ingot.backends.peer.sharing import CudaSharing
+from ingot.backends.peer.sizes import MOST_BYTES
 from ingot.backends.torch_cuda import current_stream
 from ingot.backends.triton.launches import Launch
 from ingot.backends.triton.load import load_function, make_context_current
@@ -28,10 +29,10 @@ LoadedCall = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
-    """Load an all-reduce, and return a function from this rank's tensor to a list with the sum. All ranks must load it.
+    """Load a call, and return a function from this rank's tensors to a list with the result. All ranks must load it.
 
     NCCL computes the all-reduce if a rank cannot reach the memory of another one, or if there is no kernel for so many
-    ranks; a warning says so. It also computes sums of more bytes than the ranks share. All ranks decide the same.
+    ranks; a warning says so. It also computes sums of more bytes than the kernel does best. All ranks decide the same.
 
     Raises BackendError if all_reduce.json is malformed or the driver rejects the kernel.
     """
@@ -39,6 +40,16 @@ def load(executable: Executable, directory: Path, context: LoadContext) -> Loade
         call = PeerCall.model_validate_json((directory / ALL_REDUCE).read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise BackendError(f"{ALL_REDUCE} cannot be read: {error}"[:500], where=str(directory)) from error
+    make_context_current(context.device)
+
+    def function_of(launch: Launch) -> object:
+        return load_function(directory / launch.kernel, launch.entry, launch.shared)
+
+    add = None
+    if call.adds:
+        add = PreparedAdd(call.launches["1"], function_of(call.launches["1"]))
+        if not call.axis:
+            return ResidualAdd(add)
     communicator = cast(NcclCommunicator, along(context.communicators, call.axis))
     launch = call.launches.get(str(communicator.size))
     peers = None
@@ -50,11 +61,10 @@ def load(executable: Executable, directory: Path, context: LoadContext) -> Loade
     else:
         peers = shared_memory(communicator, context.device)
     if launch is None or peers is None:
-        return lambda x: [communicator.total(x)]
-    make_context_current(context.device)
-    function = load_function(directory / launch.kernel, launch.entry, launch.shared)
+        return NcclAllReduce(communicator, add)
     cores = torch.cuda.get_device_properties(context.device).multi_processor_count
-    return PeerAllReduce(communicator, peers, PreparedAllReduce(peers, launch, function, call.item, cores))
+    kernel = PreparedAllReduce(peers, launch, function_of(launch), cores)
+    return PeerAllReduce(communicator, peers, kernel, add)
 
 
 def shared_memory(communicator: NcclCommunicator, device: torch.device) -> PeerMemory | None:
@@ -74,23 +84,22 @@ class PreparedAllReduce:
     peers      the shared memory
     launch     the launch for so many ranks
     function   the kernel, a function of the CUDA driver
-    item       the bytes of an element
     cores      the GPU's multiprocessors: all blocks of a launch must run at once
 
     most       (attribute) the most bytes of a sum
     """
 
-    def __init__(self, peers: PeerMemory, launch: Launch, function: object, item: int, cores: int) -> None:
+    def __init__(self, peers: PeerMemory, launch: Launch, function: object, cores: int) -> None:
         fixed = {"shared": peers.table.data_ptr(), "words": peers.words.data_ptr()}
         self._launch = PreparedLaunch(launch, function, fixed, {"result": 0}, dependent=True)
-        self._item, self._place, self._blocks = item, peers.place, min(BLOCKS, cores)
-        self.most = self._blocks * SLOT_BYTES
+        self._place, self._blocks = peers.place, min(BLOCKS, cores)
+        self.most = min(self._blocks * SLOT_BYTES, MOST_BYTES[peers.size])
         self._bytes = 0  # of the last call
         self._stream: int | None = None
 
-    def __call__(self, x: torch.Tensor, result: torch.Tensor, stream: int) -> None:
-        """Launch the kernel. Both tensors are row-major, aligned to 16 bytes, and of whole vectors of 16 bytes."""
-        if (size := x.nbytes) != self._bytes:
+    def __call__(self, inputs: Sequence[torch.Tensor], result: torch.Tensor, stream: int) -> None:
+        """Launch the kernel. All tensors are row-major, aligned to 16 bytes, and of whole vectors of 16 bytes."""
+        if (size := result.nbytes) != self._bytes:
             blocks = min(self._blocks, -(-size // TILE_BYTES))
             sizes = {"blocks": blocks, "vectors": size // VECTOR_BYTES, "place": self._place}
             self._launch.resize({**sizes, "timeout": TIMEOUT_MICROSECONDS})
@@ -98,37 +107,97 @@ class PreparedAllReduce:
         if stream != self._stream:
             self._launch.run_on(stream)
             self._stream = stream
-        self._launch([x.data_ptr()], [result.data_ptr()])
+        self._launch([one.data_ptr() for one in inputs], [result.data_ptr()])
+
+
+class PreparedAdd:
+    """The launches of the kernel of one rank: the add of a residual to a sum that is there.
+
+    launch     the launch for one rank
+    function   the kernel, a function of the CUDA driver
+    """
+
+    def __init__(self, launch: Launch, function: object) -> None:
+        self._launch = PreparedLaunch(launch, function, {}, {"result": 0}, dependent=True)
+
+    def __call__(self, total: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the sum of two tensors of one shape, of whole vectors of 16 bytes."""
+        inputs, result = _aligned(total, residual)
+        self._launch.resize({"blocks": -(-result.nbytes // TILE_BYTES), "vectors": result.nbytes // VECTOR_BYTES})
+        self._launch.run_on(current_stream(result.device))
+        self._launch([one.data_ptr() for one in inputs], [result.data_ptr()])
+        return result
+
+
+class ResidualAdd:
+    """The add of a residual to a sum that another call has computed. `add` launches it."""
+
+    def __init__(self, add: PreparedAdd) -> None:
+        self._add = add
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+        return [self._add(first, second)]
+
+
+class NcclAllReduce:
+    """An all-reduce by NCCL, and the add of a residual, if any, by a kernel after it.
+
+    communicator   connects the ranks
+    add            launches the add; None: there is none
+    """
+
+    def __init__(self, communicator: NcclCommunicator, add: PreparedAdd | None) -> None:
+        self._communicator, self._add = communicator, add
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> list[torch.Tensor]:
+        total = self._communicator.total(x)
+        return [total if self._add is None or residual is None else self._add(total, residual)]
 
 
 class PeerAllReduce:
-    """An all-reduce: of few bytes by the kernel, and of many by NCCL.
+    """An all-reduce, and the add of a residual, if any: of few bytes by the kernel, and of many through NCCL.
 
     communicator   connects the ranks through NCCL
     peers          the shared memory
     kernel         launches the kernel
+    add            launches the add after an all-reduce by NCCL; None: there is no residual
 
     most   (attribute) the most bytes of a sum by the kernel
     """
 
-    def __init__(self, communicator: NcclCommunicator, peers: PeerMemory, kernel: PreparedAllReduce) -> None:
+    def __init__(
+        self,
+        communicator: NcclCommunicator,
+        peers: PeerMemory,
+        kernel: PreparedAllReduce,
+        add: PreparedAdd | None = None,
+    ) -> None:
         self._communicator, self._peers, self._kernel = communicator, peers, kernel
+        self._by_nccl = NcclAllReduce(communicator, add)
         self.most = kernel.most
 
-    def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        x = given[0]
         # Sizes are equal on all ranks, so all take one way.
         if not 0 < x.nbytes <= self.most or x.nbytes % VECTOR_BYTES:
-            return [self._communicator.total(x)]
+            return self._by_nccl(*given)
         self._communicator.check()
-        x = x.contiguous()
-        result = torch.empty_like(x)
-        if (x.data_ptr() | result.data_ptr()) % VECTOR_BYTES:
-            raise InternalError(
-                f"the tensor of an all-reduce is at the address {x.data_ptr():#x}", expected="a multiple of 16"
-            )
-        self._kernel(x, result, current_stream(x.device))
+        inputs, result = _aligned(*given)
+        self._kernel(inputs, result, current_stream(x.device))
         return [result]
 
 
+def _aligned(*given: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return tensors as row-major ones, and a new one of their shape. Raises InternalError if one is not aligned."""
+    inputs = [one.contiguous() for one in given]
+    result = torch.empty_like(inputs[0])
+    for one in (*inputs, result):
+        if one.data_ptr() % VECTOR_BYTES:
+            raise InternalError(
+                f"the tensor of an all-reduce is at the address {one.data_ptr():#x}", expected="a multiple of 16"
+            )
+    return inputs, result
+
+
 def _counts(call: PeerCall) -> str:
-    return ", ".join(call.launches)
+    return ", ".join(name for name in call.launches if name != "1")

@@ -4,7 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.backends.entry import BackendEntry
-from ingot.backends.table import BACKENDS, choices, collective_backend, find_entry, outside_names
+from ingot.backends.table import (
+    BACKENDS,
+    choices,
+    collective_backend,
+    collective_competitors,
+    find_entry,
+    outside_names,
+)
 from ingot.compile.outside_backend import guarded
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable, toolchain_of
@@ -38,7 +45,8 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
 
     `choice` is the value of --backend: "auto", or the name of a backend that comes first. Further names of backends may
     follow after commas, as in "auto,onnx"; they compete too. With "auto", the backends of other packages compete. For a
-    `mesh` of several devices, the backend that computes collectives between them is one more.
+    `mesh` of several devices, the backends that compute collectives between them are more. If one of them is named,
+    others do not compete with it, as in "auto,nccl".
 
     Raises OptionError for an unknown name. Raises TargetError if a named backend cannot compile for the target on this
     machine, and UserBackendError if it is of another package and cannot be used.
@@ -47,8 +55,10 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
     known = choices(target.device)
     if first not in known:
         _check_name(first, choice, target)
+    across = _collectives(first, others, target, mesh)
     for name in others:
-        _check_name(name, choice, target)
+        if name not in across:
+            _check_name(name, choice, target)
     asked = frozenset({first, *others} - {"auto"})
     if "inductor" in asked and target.device == "cuda":
         _check_inductor_compiles(target)
@@ -59,16 +69,21 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
     made |= {name: one for name, one in others_of_auto.items() if name not in made}
     dropped = {name: reason for name, reason in dropped.items() if name not in made}
     shortest = _shortest(choice, tuple(made), dropped, known)
-    made |= {name: _made(name, target.device, names[0]) for name in _collectives(target, mesh)}
+    made |= {name: _made(name, target.device, names[0]) for name in across if name not in made}
     return Competitors(shortest, tuple(made.values()), asked, dropped)
 
 
-def _collectives(target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the name of the backend that computes collectives, if ranks of `mesh` have parts of one layer.
+def _collectives(first: str, others: Sequence[str], target: Target, mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of the backends that compute collectives, if ranks of `mesh` have parts of one layer.
 
-    Stages send values between calls, and need no collective.
+    Stages send values between calls, and need no collective. `first` and `others` are the names of --backend.
     """
-    return (collective_backend(target.device),) if within_stage(mesh) else ()
+    if not within_stage(mesh):
+        return ()
+    every = collective_competitors(target.device)
+    if first != "auto" or not set(others).isdisjoint(every):
+        return (collective_backend(target.device),)
+    return every
 
 
 def _of_packages(device: str, leader: str) -> tuple[dict[str, Backend], dict[str, str]]:

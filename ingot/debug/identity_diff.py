@@ -220,7 +220,9 @@ def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
 
 def _without_collectives(backends: Any) -> list[Any]:
     """Return the names of backends without those that a mesh adds."""
-    return [name for name in backends or () if name not in BACKENDS or BACKENDS[name].collectives is None]
+    own = (BACKENDS.get(name) for name in backends or ())
+    added = [one is not None and (one.collectives is not None or one.joins_collectives) for one in own]
+    return [name for name, is_added in zip(backends or (), added, strict=True) if not is_added]
 
 
 def _pipeline_follows(change: Change, cause: Change) -> bool:

@@ -19,9 +19,10 @@ from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.peer import load as loading
 from ingot.backends.peer import sharing as sharing_module
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
-from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, SHARED_BYTES, SLOT_BYTES
+from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, SHARED_BYTES, SLOT_BYTES, TILE_BYTES
 from ingot.backends.peer.memory import HANDLE_BYTES, PeerMemory, share
 from ingot.backends.peer.sharing import CudaSharing
+from ingot.backends.peer.sizes import MOST_BYTES
 from ingot.backends.triton.launches import Launch, Number, Pointer
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError, RankError
@@ -233,7 +234,8 @@ class Recorded:
     """In place of a prepared launch: what the kernel is launched with."""
 
     def __init__(self, launch: Launch, function: Any, fixed: Any, made: Any, *, dependent: bool) -> None:
-        assert fixed.keys() == {"shared", "words"} and made == {"result": 0} and function == 7
+        assert fixed.keys() == (set() if launch.kernel == "add" else {"shared", "words"})
+        assert made == {"result": 0} and function == 7
         self.sizes: list[dict[str, int]] = []
         self.calls: list[tuple[Any, Any]] = []
 
@@ -247,14 +249,16 @@ class Recorded:
         self.calls.append((inputs, made))
 
 
-def write_call(folder: Path) -> Executable:
-    names = [Pointer(input=0), *(Pointer(buffer=name) for name in ("result", "shared", "words"))]
+def write_call(folder: Path, *, axis: str = "tp", adds: bool = False) -> Executable:
+    """With `adds`, the residual is the second input, and a kernel of one rank adds it alone."""
+    inputs = [Pointer(input=place) for place in range(1 + adds)]
+    names = [*inputs, *(Pointer(buffer=name) for name in ("result", "shared", "words"))]
     numbers = [Number(value=name) for name in ("vectors", "place", "timeout")]
-    launch = Launch(
-        kernel="k", entry="f", grid=("blocks", 1, 1), arguments=(*names, *numbers), warps=4, shared=4, dependent=True
-    )
-    text = PeerCall(axis="tp", item=2, launches={"2": launch}).model_dump_json()
-    (folder / ALL_REDUCE).write_text(text)
+    shape: Any = {"entry": "f", "grid": ("blocks", 1, 1), "warps": 4, "shared": 4, "dependent": True}
+    launches = {"2": Launch(kernel="k", arguments=(*names, *numbers), **shape)} if axis else {}
+    if adds:
+        launches["1"] = Launch(kernel="add", arguments=(*names[:3], numbers[0]), **shape)
+    (folder / ALL_REDUCE).write_text(PeerCall(axis=axis, item=2, adds=adds, launches=launches).model_dump_json())
     return Executable(id="e", backend="peer", inputs=(), outputs=(), files=())
 
 
@@ -320,6 +324,45 @@ def test_nccl_in_place_of_the_kernel(
     text, *others = warnings
     assert len(others) == (size == 2), "each of two ranks has a reason"
     assert ("CUDA_ERROR_OPEN" if size == 2 else "the all-reduces of 3 ranks: the kernel is for 2") in text
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_residual_goes_to_the_kernel_or_to_an_add_after_nccl(
+    linked: bool, tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The add of one rank is launched on NCCL's sum, of any size."""
+    executable = write_call(tmp_path, adds=True)
+    sharing = HostSharing(9, {} if linked else {"open": 9})
+    monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
+
+    def work(one: NcclCommunicator) -> list[Any]:
+        call = loaded(one, executable, tmp_path)
+        add = (call._by_nccl if linked else call)._add._launch
+        found = []
+        for count in (16, MOST_BYTES[2] // 2 + 8):
+            x, residual = torch.ones(count, dtype=torch.bfloat16), torch.zeros(count, dtype=torch.bfloat16)
+            (made,) = call(x, residual)
+            assert made.shape == x.shape
+            kernel = call._kernel._launch.calls if linked else []
+            by_kernel = bool(kernel) and kernel[-1] == ([x.data_ptr(), residual.data_ptr()], [made.data_ptr()])
+            by_add = bool(add.calls) and add.calls[-1][1] == [made.data_ptr()]
+            if by_add:
+                assert add.calls[-1][0][1] == residual.data_ptr() and add.calls[-1][0][0] != x.data_ptr(), "the sum"
+                assert add.sizes[-1] == {"blocks": -(-2 * count // TILE_BYTES), "vectors": count // 8}
+            found.append((by_kernel, by_add))
+        return found
+
+    small = (True, False) if linked else (False, True)
+    assert joined(FakeNccl(), 2, work) == [[small, (False, True)]] * 2
+
+
+def test_an_add_without_its_all_reduce(tmp_path: Path, no_gpu: None) -> None:
+    """In a call of its own, for example if form-regions is left out. It needs no other rank."""
+    context: Any = SimpleNamespace(communicators={}, device=CPU)
+    call: Any = loading.load(write_call(tmp_path, axis="", adds=True), tmp_path, context)
+    x, residual = torch.ones(3, 8), torch.ones(3, 8)
+    (made,) = call(x, residual)
+    assert call._add._launch.calls == [([x.data_ptr(), residual.data_ptr()], [made.data_ptr()])]
 
 
 def test_a_broken_file_is_refused(tmp_path: Path) -> None:

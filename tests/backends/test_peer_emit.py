@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sm_90 import run_without_interpreter
 from tiny import TINY
 
@@ -16,25 +17,114 @@ from ingot.compile.competing import competing
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.backend import No, Yes
-from ingot.ir.errors import OptionError
+from ingot.ir.errors import OptionError, VerifyError
+from ingot.ir.interpret import interpret_ranks
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import all_gather, all_reduce
-from ingot.ir.parse import parse_type
-from ingot.ir.program import Dim, Program
+from ingot.ir.parse import parse_program, parse_type
+from ingot.ir.program import Dim, Program, Region, RegionCall, Stage
+from ingot.ir.verify import verify
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.plan_file import read_plan_file
 
 MESH = {"tp": 2}
+LAYERS = 3  # of the tiny model
 
 
-def test_it_competes_only_if_it_is_named() -> None:
+def names(choice: str, mesh: dict[str, int], target: str = "sm_90") -> list[str]:
+    return [one.name for one in competing(choice, Target.named(target), mesh)]
+
+
+def test_it_competes_on_meshes_of_gpus() -> None:
+    """By itself only where ranks share layers; if it or NCCL is named, only that one is asked."""
+    alone = names("auto", {})
+    assert not {"nccl", "peer"} & {*alone}
+    assert names("auto", MESH) == [*alone, "nccl", "peer"]
+    assert {*names("auto,peer", MESH)} == {*alone, "nccl", "peer"}
+    assert names("auto,nccl", MESH) == [*alone, "nccl"]
+    assert names("triton", MESH)[-1] == "nccl" and "peer" not in names("triton", MESH)
+    assert names("auto", {"pp": 2}) == alone, "stages add nothing"
+    assert "peer" not in names("auto", MESH, "cpu")
+    for choice, target, mesh in (("auto,peer", "cpu", MESH), ("auto,nccl", "cpu", MESH), ("auto,nccl", "sm_90", {})):
+        name = choice.removeprefix("auto,")
+        with pytest.raises(OptionError, match=f"unknown backend '{name}'"):
+            names(choice, mesh, target)
+
+
+def site(text: str, bucket: BucketClass, residual: str | None = None) -> tuple[Program, Any, Any]:
+    """An all-reduce and the add of a residual after it."""
+    body = Program("call", Stage.LOWERED, {"T": Dim("T", 1, 64)}, bucket=bucket)
+    x, other = body.add_input("in0", parse_type(text)), body.add_input("in1", parse_type(residual or text))
+    total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
+    return body, total, build.call(body, torch.ops.aten.add.Tensor, (other, total), {})
+
+
+FEW = BucketClass(name="few", tokens=(1, 64))
+
+
+def test_a_residual_add_after_a_sum_is_one_call_with_it() -> None:
+    body, total, add = site("bf16[T, 64]", FEW)
     target = Target.named("sm_90")
-    unnamed = [one.name for one in competing("auto", target, MESH)]
-    assert "nccl" in unnamed and "peer" not in unnamed
-    named = [one.name for one in competing("auto,peer", target, MESH)]
-    assert {*named} == {*unnamed, "peer"}
-    with pytest.raises(OptionError, match="unknown backend 'peer'"):
-        competing("auto,peer", Target.named("cpu"))
+    assert isinstance(Peer().claim([add], target, FEW), Yes)
+    assert Peer().cover([total, add]) == [[total, add]]
+    assert Peer().cover([total]) == [] == Peer().cover([add]), "the other is computed by another backend"
+    build.call(body, torch.ops.aten.mul.Tensor, (total, total), {})
+    assert isinstance(found := Peer().claim([add], target, FEW), No), "another call reads the sum"
+    assert "not that of a residual" in found.reason and Peer().cover([total, add]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "residual", "reason"),
+    [
+        ("bf16[T, 63]", "bf16[T, 63]", "not that of a residual"),  # no whole vectors
+        ("bf16[T, 64]", "bf16[64]", "not that of a residual"),  # a bias
+        ("f64[T, 64]", "f64[T, 64]", "no kernel for torch.float64"),
+    ],
+)
+def test_adds_that_it_leaves_to_others(text: str, residual: str, reason: str) -> None:
+    _, _, add = site(text, FEW, residual)
+    found = Peer().claim([add], Target.named("sm_90"), FEW)
+    assert isinstance(found, No) and reason in found.reason
+
+
+def test_a_class_of_larger_sums_alone_is_for_nccl() -> None:
+    """A class of 65 tokens or more: 65 rows of 16 KiB are 1040 KiB, and of 8 KiB 520 KiB."""
+    many = BucketClass(name="extend", tokens=(65, 4096))
+    for width, claims in ((8192, False), (4096, True)):
+        _, total, _ = site(f"bf16[T, {width}]", many)
+        found = Peer().claim([total], Target.named("sm_90"), many)
+        assert isinstance(found, Yes) is claims
+        assert claims or "1064960 bytes or more is for NCCL" in found.reason
+
+
+LAYER = """program p stage=SHARDED
+mesh tp=2
+dim T in [1, 64]
+input x: f32[T, 4]
+input r: f32[T, 4]
+param w: f32[4, 2] tp=shard(1) = shard(source(name="w"), axis="tp", dim=1, segments=[])
+%part = ingot.take_part(%x, axis="tp", dim=1, parts=2) : f32[T, 2] tp=shard(1)
+%y = ingot.linear(%part, %w) : f32[T, 4] tp=partial
+return y=%y
+"""
+
+
+def test_ranks_compute_a_region_of_both_together() -> None:
+    inner, _, add = site("f32[T, 4]", FEW)
+    inner.set_outputs({"out0": add})
+    verify(inner, under=Stage.FUSED, around={"tp": 2})
+    with pytest.raises(VerifyError, match="the mesh has no axis 'tp'"):
+        verify(inner, under=Stage.FUSED, around={"dp": 2})
+    program = parse_program(LAYER)
+    y, residual = program.output_nodes()["y"], list(program.placeholders())[1]
+    program.regions["r0"] = Region("r0", inner, "peer")
+    program.set_outputs({"out": build.call(program, RegionCall("r0"), (y, residual), {})})
+    x, r, weight = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4, 4)
+    found = interpret_ranks(
+        program, [{"x": x, "r": r, "w": part} for part in (weight[:, :2].clone(), weight[:, 2:].clone())]
+    )
+    for one in found:
+        torch.testing.assert_close(one["out"], x @ weight.T + r)
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -44,7 +134,7 @@ def test_claims(invariant: bool) -> None:
     target = Target.named("sm_90")
 
     def claim(op: Any, text: str, target: Target, **attributes: Any) -> Any:
-        body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=bucket)
+        body = Program("call", Stage.LOWERED, {"T": Dim("T", 1, 64)}, bucket=bucket)
         x = body.add_input("in0", parse_type(text))
         node = build.call(body, op.overload, (x,), {"axis": "tp", **attributes})
         found = Peer().claim([node], target, bucket)
@@ -66,19 +156,21 @@ def test_claims(invariant: bool) -> None:
 @pytest.mark.slow
 def test_an_artifact_for_a_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for two GPUs: the kernel has the all-reduces of every bucket class, and NCCL all other collectives."""
-    TINY["llama-scaled"].write(tmp_path / "model", intermediate_size=128, vocab_size=384)
+    TINY["llama-scaled"].write(
+        tmp_path / "model", hidden_size=64, mlp_bias=False, intermediate_size=128, vocab_size=384
+    )
     (tmp_path / "script.py").write_text(COMPILE.format(folder=str(tmp_path)))
     assert run_without_interpreter(tmp_path / "script.py") == "done"
     plans = read_plan_file(open_artifact(tmp_path / "a")).of(0)
     peers = {one.id for one in plans.executables.values() if one.backend == "peer"}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
-    assert len(peers) == len(buckets), "one type of values in each range of step sizes"
     for bucket in buckets:
-        calls = [one for one in bucket.instructions if one.target in ("ingot.all_reduce", "ingot.all_gather")]
-        assert {one.target for one in calls} == {"ingot.all_reduce", "ingot.all_gather"}
-        for one in calls:
-            is_sum = one.target == "ingot.all_reduce"
-            assert (one.backend, one.executable in peers) == (("peer", True) if is_sum else ("nccl", False))
+        added = [one.target for one in bucket.instructions if one.calls in peers]
+        # The embedding's sum has no residual. Each layer has two sums that have one.
+        assert added[0] == "ingot.all_reduce" and len(added) == 1 + 2 * LAYERS
+        assert all(one.startswith("exe.") for one in added[1:]), "regions"
+        others = [one for one in bucket.instructions if one.target in ("ingot.all_reduce", "ingot.all_gather")]
+        assert {one.target: one.backend for one in others} == {"ingot.all_reduce": "peer", "ingot.all_gather": "nccl"}
 
 
 COMPILE = """
@@ -89,7 +181,7 @@ from ingot import compile_model
 if __name__ == "__main__":
     folder = Path("{folder}")
     compile_model(
-        folder / "model", folder / "a", mesh={{"tp": 2}}, target="sm_90", backend="auto,peer", dtype="bfloat16",
+        folder / "model", folder / "a", mesh={{"tp": 2}}, target="sm_90", dtype="bfloat16",
         max_batch=2, max_tokens=16, max_seq_len=64, trace="none",
     )
     print(json.dumps("done"))
@@ -98,7 +190,7 @@ if __name__ == "__main__":
 SCRIPT = """
 import json, re, sys, tempfile
 from pathlib import Path
-import triton
+import torch, triton
 from ingot.backends.peer.emit import Peer
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass
@@ -111,7 +203,11 @@ made, compile = [], triton.compile
 triton.compile = lambda *args, **options: made.append(compile(*args, **options)) or made[-1]
 body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
 x = body.add_input("in0", parse_type("bf16[T, 4096]"))
-body.set_outputs({"out0": build.call(body, all_reduce.overload, (x,), {"axis": "tp"})})
+total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
+if len(sys.argv) > 1:
+    residual = body.add_input("in1", parse_type("bf16[T, 4096]"))
+    total = build.call(body, torch.ops.aten.add.Tensor, (residual, total), {})
+body.set_outputs({"out0": total})
 folder = Path(tempfile.mkdtemp())
 peer = Peer()
 executable = peer.emit(body, "key", Target.named("sm_90"), folder)
@@ -127,18 +223,22 @@ print(json.dumps({
 """
 
 
-def test_what_a_compile_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_what_a_compile_writes(adds: bool, tmp_path: Path) -> None:
     """For sm_90: flags are written and read by operations of system scope that order the values around them."""
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SCRIPT.replace("len(sys.argv) > 1", str(adds)))
     found = run_without_interpreter(tmp_path / "script.py")
-    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4
-    assert found["types"] == [["bf16[T, 4096]"]] * 2
+    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4 + adds
+    assert found["types"] == [["bf16[T, 4096]"] * (1 + adds), ["bf16[T, 4096]"]]
     call = PeerCall.model_validate(found["call"], strict=False)
-    assert (call.axis, call.item, list(call.launches)) == ("tp", 2, ["2", "4", "8"])
-    assert len({one.kernel for one in call.launches.values()}) == 3
-    for ranks, ptx in zip((2, 4, 8), found["ptx"], strict=True):
+    counts = [1, 2, 4, 8][not adds :]
+    assert (call.axis, call.item, call.adds, list(call.launches)) == ("tp", 2, adds, [str(one) for one in counts])
+    assert len({one.kernel for one in call.launches.values()}) == 3 + adds
+    for ranks, ptx in zip(counts, found["ptx"], strict=True):
         assert ptx.count("atom.global.sys.release.exch.b32") == ranks - 1
         assert ptx.count("ld.global.sys.acquire.b32") == 2 * (ranks - 1)
-        assert ptx.count("ld.global.v4.b32") == 1 + ranks and ptx.count("st.global.v4.b32") == 2
+        # The values to publish, those of each rank, and the residual.
+        assert ptx.count("ld.global.v4.b32") == (1 + ranks if ranks > 1 else 1) + adds
+        assert ptx.count("st.global.v4.b32") == (2 if ranks > 1 else 1)
         assert "multimem" not in ptx
     assert found["workspace"] == 3 * 3 * 4096 * 2

@@ -88,6 +88,36 @@ def test_counts_overflow() -> None:
     check_calls(2, torch.float32, [1, 1, 1, 1, 200, 1], run_seed(), first=2**31 - 3)
 
 
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float16), (4, torch.float32)], ids=str)
+def test_a_residual_is_added_to_the_rounded_sum(size: int, dtype: torch.dtype) -> None:
+    """The bits of an add after the all-reduce, in calls of part of a tile and of several rounds."""
+    draw = random.Random(f"{run_seed()} {size} {dtype} residual")
+    host, each, tile = Host(size), VECTOR_BYTES // dtype.itemsize, TILE_BYTES // VECTOR_BYTES
+    counts = [1, tile + 1, 4 * tile, draw.randint(1, 9 * tile)]
+    values = [[drawn_values(draw, each * count, dtype) for count in counts] for _ in range(size)]
+    residuals = [drawn_values(draw, each * count, dtype) for count in counts]  # equal on all ranks
+    found = run_ranks(
+        size, lambda place: [bits(host.reduce(place, *pair)) for pair in zip(values[place], residuals, strict=True)]
+    )
+    totals = [sum_in_order(list(parts)) for parts in zip(*values, strict=True)]
+    wanted = [bits(residual + total) for residual, total in zip(residuals, totals, strict=True)]
+    assert found == [wanted] * size, again((size, dtype, counts))
+    assert not host.words.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_one_rank_adds_a_residual(dtype: torch.dtype) -> None:
+    """The kernel after a sum by NCCL: without shared memory, in more tiles than a program has rounds."""
+    draw = random.Random(f"{run_seed()} {dtype} alone")
+    count = (7 * TILE_BYTES + VECTOR_BYTES) // dtype.itemsize
+    x, residual = (drawn_values(draw, count, dtype) for _ in range(2))
+    result = torch.full_like(x, -7)
+    constants = {"RANKS": 1, "BLOCK": TILE_BYTES // dtype.itemsize, "VECTOR": VECTOR_BYTES // dtype.itemsize}
+    vectors = x.nbytes // VECTOR_BYTES
+    kernel.all_reduce[(3,)](x, residual, result, None, None, vectors, None, None, **constants, DEPENDENT=False)
+    assert bits(result) == bits(residual + x), again(dtype)
+
+
 def slot(host: Host, place: int, parity: int, block: int) -> torch.Tensor:
     begin = VALUES + (parity * BLOCKS + block) * SLOT_BYTES
     return host.memory[place, begin : begin + SLOT_BYTES].view(torch.float32)

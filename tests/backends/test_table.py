@@ -94,7 +94,7 @@ def test_what_each_backend_can_do() -> None:
         "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
         "gloo cpu": {"FunctionBackend"},
         "nccl cuda": {"FunctionBackend"},
-        "peer cuda": {"Compiler"},
+        "peer cuda": {"Compiler", "RegionCompiler"},
         "reference cpu": {"FunctionBackend"},
         "reference cuda": {"FunctionBackend"},
         "rowwise cpu": {"FunctionBackend"},

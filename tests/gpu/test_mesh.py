@@ -31,7 +31,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
     pytest.mark.xdist_group("two gpus"),
-    pytest.mark.timeout(900),
+    # A test compiles two artifacts at most. On two H200s a compile took up to 110 s.
+    pytest.mark.timeout(1200),
 ]
 SECONDS = 5.0  # in which all ranks end after a fault
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -40,8 +41,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 64, "vocab_size": 384}, {}),
     "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 128}, {"quantize": "int8"}),
 }
-# Compiled for a mesh only: with one device there is nothing to add.
-PEER: dict[str, Any] = {"backend": "auto,peer"}
+# All sums by NCCL. Without it, a kernel adds over peer memory.
+NCCL: dict[str, Any] = {"backend": "auto,nccl"}
 LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 96, "max_seq_len": 160, "dtype": "float32", "trace": "none"}
 LONG = [(11 * place + 5) % 300 for place in range(90)]
 PROMPTS = [LONG, [*LONG[:40], 7], [9], [5, 6, 7, 8], list(range(20, 41)), [301, 2]]
@@ -57,7 +58,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU; "tp=2 peer" adds over peer memory."""
+    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU; with "tp=2 nccl", NCCL adds all."""
     folder = tmp_path_factory.mktemp("mesh")
 
     def made(model: str, mesh: str) -> Path:
@@ -66,8 +67,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
         if not path.exists():
             if not (folder / model).exists():
                 TINY[name].write(folder / model, **changes)
-            options = {**options, **(PEER if mesh.endswith(" peer") else {})}
-            mesh = mesh.removesuffix(" peer")
+            options = {**options, **(NCCL if mesh.endswith(" nccl") else {})}
+            mesh = mesh.removesuffix(" nccl")
             compile_model(folder / model, path, mesh=parse_mesh(mesh), target="cuda", **LIMITS, **options)
         return path
 
@@ -86,7 +87,7 @@ def closed(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("cuda_graphs", ["need", "all", "none"])
-@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "tp=2 peer", "pp=2"))))
+@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "tp=2 nccl", "pp=2"))))
 def test_tokens_are_those_of_one_gpu(
     model: str, mesh: str, cuda_graphs: Any, artifact: Callable[[str, str], Path]
 ) -> None:
@@ -99,7 +100,7 @@ def test_tokens_are_those_of_one_gpu(
         assert generated(llm) == wanted, "from cached pages, and by captured graphs"
         assert bool(llm.loaded.executor.captured.decode) is (cuda_graphs != "none")
         shares: Any = getattr(llm.loaded.context.communicators.get("tp"), "shares", [])
-        assert [one is not None for one in shares] == [True] * mesh.endswith(" peer"), "NCCL does not replace it"
+        assert [one is not None for one in shares] == [True] * (mesh == "tp=2"), "NCCL does not replace the kernel"
     finally:
         closed(llm)
 
@@ -156,7 +157,7 @@ def test_a_fault_ends_all_ranks(
 ) -> None:
     """At a random step: rank 1 is killed, stopped, or fails. Rank 0 waits for it on the GPU by then."""
     draw = random.Random(f"{run_seed()} {number}")
-    mesh, fault = ("tp=2", "pp=2", "tp=2 peer")[number // 3 % 3], ("kill", "stop", "raise")[number % 3]
+    mesh, fault = ("tp=2", "pp=2", "tp=2 nccl")[number // 3 % 3], ("kill", "stop", "raise")[number % 3]
     at = draw.randint(1, 40)
     llm = LLM(artifact("llama", mesh), num_kv_pages=60, cuda_graphs=draw.choice(("need", "none")))
     leader = llm.loaded.leader
@@ -181,7 +182,7 @@ def test_a_fault_ends_all_ranks(
         leader.close()
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=2 peer"])
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=2 nccl"])
 def test_ranks_end_with_rank_0(mesh: str, artifact: Callable[[str, str], Path]) -> None:
     """Rank 0 is killed while it generates: the kernels of rank 1 wait for it, and nothing tells them."""
     script = (
@@ -205,7 +206,7 @@ def test_sums_over_peer_memory_have_the_bits_of_nccl() -> None:
     """By the benchmark, which compares sums of random values of each size, and chains of sums in a graph."""
     script = Path(__file__).parents[2] / "benchmarks" / "kernels" / "collectives.py"
     command = [sys.executable, str(script), "--sizes", "16,8192,8208,1048576,1048592"]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert made.returncode == 0, made.stderr
     assert "all_reduce_1048576.peer" in made.stdout and "all_reduce_1048592.peer" not in made.stdout
 

@@ -36,7 +36,15 @@ class Host:
     def flags(self, place: int) -> torch.Tensor:
         return self.memory[place, :COUNTS].view(torch.int32).view(BLOCKS, MOST_RANKS)
 
-    def reduce(self, place: int, x: torch.Tensor, *, blocks: int = 3, timeout: int = int(SECONDS * 1e6)) -> Any:
+    def reduce(
+        self,
+        place: int,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        *,
+        blocks: int = 3,
+        timeout: int = int(SECONDS * 1e6),
+    ) -> Any:
         """Run the kernel as a rank, with so many blocks at most. `timeout` is in microseconds."""
         result = torch.full_like(x, -7)
         item = x.element_size()
@@ -44,7 +52,7 @@ class Host:
         constants = {"RANKS": self.size, "BLOCK": TILE_BYTES // item, "VECTOR": VECTOR_BYTES // item}
         vectors = x.nbytes // VECTOR_BYTES
         kernel.all_reduce[(grid,)](
-            x, result, self.table, self.words[place], vectors, place, timeout, **constants, DEPENDENT=False
+            x, residual, result, self.table, self.words[place], vectors, place, timeout, **constants, DEPENDENT=False
         )
         return result
 
