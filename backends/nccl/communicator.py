@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ingot.backends.collectives import sum_in_order
-from ingot.backends.nccl.library import SUMMED, Nccl, load_nccl
+from ingot.backends.nccl.library import SUMMED, UNIQUE_ID_BYTES, Nccl, load_nccl
 from ingot.backends.nccl.meeting import find, leave
 from ingot.backends.torch_cuda import current_stream
 from ingot.ir.errors import BackendError, RankError
@@ -68,6 +68,7 @@ class NcclCommunicator(Communicator):
         self._comm = nccl.init_rank(size, identity, place)
         self._aborted = False
         self.shares: list[Beside | None] = []
+        self._others: list[NcclCommunicator] = []
         # Without a fault, the communicator is freed with this object. Not at exit, when the driver may be gone.
         self._end = weakref.finalize(self, _abort_apart, nccl, self._comm, self._lock)
         self._end.atexit = False
@@ -84,6 +85,14 @@ class NcclCommunicator(Communicator):
     @property
     def alive(self) -> bool:
         return not self._aborted
+
+    def second(self, device: torch.device) -> "NcclCommunicator":
+        identity = self._nccl.unique_id() if self.place == 0 else bytes(UNIQUE_ID_BYTES)
+        sent = torch.tensor(list(identity), dtype=torch.uint8, device=device)
+        first = bytes(self.gathered(sent)[0].tolist())  # waits for the GPU
+        made = NcclCommunicator.over(self._nccl, first, self.place, self.size, self._stream)
+        self._others.append(made)
+        return made
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         return list(self.gathered(x))
@@ -146,6 +155,8 @@ class NcclCommunicator(Communicator):
 
     def abort(self) -> None:
         self._aborted = True
+        for other in self._others:
+            other.abort()
         for one in self.shares:
             if one is not None:
                 one.abort()

@@ -73,6 +73,13 @@ class Communicator(Protocol):
         """
         return
 
+    def second(self, device: torch.device) -> "Communicator":
+        """Return a connection of the same ranks, whose calls need no common order with those of this one.
+
+        All ranks must call it. Connections that do not wait in a stream of `device` return themselves.
+        """
+        return self
+
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return `x` of each rank, in their order. It has the same shape and dtype on all ranks."""
         ...

@@ -1,7 +1,7 @@
 """The executor of a GPU: it replays CUDA graphs for decode steps and many prompt steps, and launches the others."""
 
 import math
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ from ingot.ir.parse import parse_type
 from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
+from ingot.runtime.cuda.graphs.delayed import DelayedEndings
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import captured_together, decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
@@ -88,7 +89,15 @@ class CudaExecutor(Executor):
         self._stream = context.stream
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nothing writes into it
         kind = Bucket if line is None else partial(StagedBucket, line=line)
-        self._buckets = bound_buckets(plan, resident, executables, libraries, kind)
+        bound = partial(bound_buckets, plan, resident, executables, libraries, kind)
+        self._buckets = bound()
+        # On each pipeline stage but the last, the ending of a step waits for the tokens of the last stage.
+        self._endings: DelayedEndings | None = None
+        if line is not None and line.most_begun > 1:
+            self._endings = DelayedEndings.next_to(self._stream, self.device, line.place, line.most_begun)
+        # Steps without graphs keep their values until their endings, also while a graph is captured.
+        lanes = [self._buckets] if self._endings is None else [bound() for _ in range(self._endings.most)]
+        self._lanes = deque({one.plan.bucket.name: one for one in buckets} for buckets in lanes)
         decode, prompts = ({}, {}) if capture == "none" else _graph_steps(plan, stages)
         self._layout, self._step_outputs = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
         self._check = partial(_check_ranks, context)
@@ -99,7 +108,7 @@ class CudaExecutor(Executor):
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
             watched, outputs = resident if strict else None, self._step_outputs
             parts = choice, buckets, self._layout, outputs, self.sizes, memory, self.device, watched
-            return Graphs(*parts, apart=apart)
+            return Graphs(*parts, apart=apart, delayed=self._endings)
 
         def kinds(*, apart: bool) -> GraphKinds:
             decider = Decider(plan, decode, prompts, capture)
@@ -109,7 +118,6 @@ class CudaExecutor(Executor):
         # For steps with grammars, whose endings wait for masks. They are captured only if there are such steps.
         self._apart = kinds(apart=True)
         self._masked = False  # whether there was such a step
-        self._by_name = {bucket.plan.bucket.name: bucket for bucket in self._buckets}
         self.replays = bool(decode or prompts)
         self._ahead = capture == "idle"
         self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not initialized for
@@ -125,7 +133,9 @@ class CudaExecutor(Executor):
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
         """Start a step on `inputs`, which are on the host, and return its handle without waiting. If some inputs are
-        known only later, the handle is a LateStep. The caller then fills these inputs and calls its `finish`.
+        known only later, the handle is a LateStep. The caller then fills these inputs and calls its `finish`. On each
+        pipeline stage but the last, all handles are LateSteps: the ending waits for the tokens of the last stage.
+        Endings must run in the order of launches, and at most as many steps may wait for theirs as there are stages.
 
         watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
 
@@ -172,12 +182,15 @@ class CudaExecutor(Executor):
                 recount(self.plan.states, self.states, inputs)
                 write_edits(self.plan.states, self.states, inputs)
                 handle = self._execute(inputs, decided, watch)
+                begun = None if self._endings is None else self._endings.begun()
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # the rest describes the whole process
             tokens, sequences = (inputs[name].shape[0] for name in ("tokens", "q_lens"))
             raise StepMemoryError(
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
             ) from error
+        if self._endings is not None and begun is not None:
+            return LateStep(handle.bucket, partial(self._end_delayed, self._endings, begun, inputs, handle))
         if not (isinstance(inputs, StepInputs) and inputs.waits_for_masks):
             return handle
         self._masked = True
@@ -190,9 +203,23 @@ class CudaExecutor(Executor):
 
         return LateStep(handle.bucket, end)
 
+    def _end_delayed(
+        self,
+        endings: DelayedEndings,
+        begun: torch.cuda.Event,
+        inputs: Mapping[str, torch.Tensor],
+        handle: CudaStepHandle | LateStep,
+    ) -> StepHandle:
+        """Launch the ending of a step whose forward pass is over with `begun`."""
+        with endings.after(begun):
+            write_masks(self.plan.states, self.states, inputs)
+            handle.finish()
+        return handle
+
     def _kinds(self, inputs: Mapping[str, torch.Tensor]) -> "GraphKinds":
         """Return the graphs for steps with these inputs."""
-        return self._apart if isinstance(inputs, StepInputs) and inputs.waits_for_masks else self._whole
+        masked = isinstance(inputs, StepInputs) and inputs.waits_for_masks
+        return self._apart if masked and self._endings is None else self._whole
 
     def _execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
@@ -234,8 +261,10 @@ class CudaExecutor(Executor):
         returns_logprobs   copy log-probabilities to the host
         """
         padded = decided.sizes
-        if (bucket := self._by_name.get(decided.bucket)) is None:
-            raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=", ".join(self._by_name))
+        if (bucket := self._lanes[0].get(decided.bucket)) is None:
+            known = ", ".join(self._lanes[0])
+            raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=known)
+        self._lanes.rotate(-1)
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         if isinstance(inputs, StepInputs):
             sizes = {**asdict(inputs.sizes), **sizes}  # a stage may lack the inputs that show them
@@ -257,14 +286,16 @@ class CudaExecutor(Executor):
             parts = decided.bucket, outputs, lambda one: read[one].tolist(), done
             return CudaStepHandle(*parts, returns_logprobs=returns_logprobs, check=self._check)
 
-        if not (isinstance(inputs, StepInputs) and inputs.ends_late):
+        late = isinstance(inputs, StepInputs) and inputs.ends_late
+        if not late and self._endings is None:
             return end()
+        stream = self._stream if self._endings is None else self._endings.stream
 
         def end_late() -> CudaStepHandle:
-            with torch.cuda.stream(self._stream):
-                for one in self._layout.late:
-                    late = to_device(inputs[one.name], self.device)
-                    sent[one.name][: late.shape[0]].copy_(late)
+            with torch.cuda.stream(stream):
+                for one in self._layout.late if late else ():
+                    filled = to_device(inputs[one.name], self.device)
+                    sent[one.name][: filled.shape[0]].copy_(filled)
                 return end()
 
         return LateStep(decided.bucket, end_late)

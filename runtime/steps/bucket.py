@@ -147,6 +147,10 @@ class Bucket:
         self.begin(inputs, sizes, watch)
         return self.end(sizes, watch)
 
+    def rehearse(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        """Run a step of padding, so that libraries prepare for its size. Its outputs mean nothing."""
+        self.run(inputs, sizes)
+
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
         """Run the first part of a step on `inputs`: the forward pass. The next call must be `end`, which runs the
         ending, such as sampling.
@@ -162,6 +166,11 @@ class Bucket:
         except BaseException:
             self._forget()
             raise
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the values that a step returns."""
+        return tuple(name for name, _ in self._outputs)
 
     def value(self, name: str) -> torch.Tensor:
         """Return a value of the running step. It is there until an instruction frees it, or the step ends."""

@@ -16,34 +16,47 @@ class StageLine:
 
     ranks    connects them, in the order of stages
     device   the device of the values
+    back     connects them for the values of endings, which come back to earlier stages; None: `ranks` does. On a GPU,
+             endings run next to forward passes, in no fixed order. Each connection needs one order
     """
 
-    def __init__(self, ranks: Communicator, device: torch.device) -> None:
+    def __init__(self, ranks: Communicator, device: torch.device, back: Communicator | None = None) -> None:
         self._ranks, self._device = ranks, device
+        self._back = ranks if back is None else back
 
     @staticmethod
     def of(context: LoadContext) -> "StageLine | None":
-        """Return the line of a loaded rank; None on a mesh without stages."""
+        """Return the line of a loaded rank; None on a mesh without stages. All ranks must call it."""
         found = context.communicators.get(STAGES)
-        return None if found is None else StageLine(found, context.device)
+        return None if found is None else StageLine(found, context.device, found.second(context.device))
+
+    def without_ranks(self) -> "StageLine":
+        """Return a line that receives zeros, and sends nothing."""
+        return StageLine(_Nobody(self.place, self._ranks.size), self._device)
+
+    @property
+    def place(self) -> int:
+        """The index of this stage."""
+        return self._ranks.place
 
     @property
     def most_begun(self) -> int:
         """How many steps may have begun here whose ending has not run. The last stage runs an ending at once; on each
         other stage, it waits for the tokens of the last one."""
-        return 1 if self._ranks.place == self._ranks.size - 1 else self._ranks.size
+        return 1 if self.place == self._ranks.size - 1 else self._ranks.size
 
     def receive(self, bucket: Bucket, sizes: Mapping[str, int], *, late: bool) -> None:
         """Receive the values of earlier stages before the model, or with `late` those of later ones before the ending.
 
         `sizes` has the size of every symbolic dim, by name.
         """
+        ranks = self._back if late else self._ranks
         for one in bucket.plan.transfers.received if bucket.plan.transfers is not None else ():
-            if (one.stage > self._ranks.place) is late:
+            if (one.stage > self.place) is late:
                 value_type = parse_type(bucket.plan.values[one.name].type)
                 shape = value_type.bind(sizes)
                 value = torch.empty(shape, dtype=value_type.dtype, device=self._device)
-                self._ranks.receive(value, one.stage)
+                ranks.receive(value, one.stage)
                 if value_type.strides is not None:  # a view of something larger, on the stage that sent it
                     laid_out = torch.empty_strided(shape, value_type.strides, dtype=value.dtype, device=self._device)
                     value = laid_out.copy_(value)
@@ -52,9 +65,26 @@ class StageLine:
     def send(self, bucket: Bucket, *, late: bool) -> None:
         """Send the values that later stages need after the model, or with `late` those of earlier ones after the
         ending."""
+        ranks = self._back if late else self._ranks
         for one in bucket.plan.transfers.sent if bucket.plan.transfers is not None else ():
-            if (one.stage < self._ranks.place) is late:
-                self._ranks.send(bucket.value(one.name), one.stage)
+            if (one.stage < self.place) is late:
+                ranks.send(bucket.value(one.name), one.stage)
+
+
+class _Nobody(Communicator):
+    """In place of the other stages: sends zeros, and takes what it is sent."""
+
+    def __init__(self, place: int, size: int) -> None:
+        self.place, self.size = place, size
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x] + [torch.zeros_like(x) for _ in range(1, self.size)]
+
+    def send(self, x: torch.Tensor, place: int) -> None:
+        return
+
+    def receive(self, into: torch.Tensor, place: int) -> None:
+        into.zero_()
 
 
 def check_line(line: StageLine | None, staged: bool) -> None:

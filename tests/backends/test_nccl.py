@@ -251,3 +251,22 @@ def test_a_communicator_is_freed_with_its_object() -> None:
             return
         time.sleep(0.01)
     raise AssertionError("two communicators, and two ends")
+
+
+def test_a_second_connection_of_the_same_ranks() -> None:
+    """It joins the same ranks, and an abort of the first ends both."""
+    ready = threading.Barrier(2)
+
+    def work(one: NcclCommunicator) -> list[float]:
+        other = one.second(torch.device("cpu"))
+        assert (other.place, other.size) == (one.place, one.size)
+        found = [float(other.gather(torch.tensor([one.place + 5.0]))[1 - one.place])]
+        found += [float(one.gather(torch.tensor([one.place + 7.0]))[1 - one.place])]
+        ready.wait(10)
+        one.abort()
+        for each in (one, other):
+            with pytest.raises(RankError):
+                each.check()
+        return found
+
+    assert joined(FakeNccl(), 2, work) == [[6.0, 8.0], [5.0, 7.0]]

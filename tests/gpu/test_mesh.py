@@ -36,7 +36,11 @@ pytestmark = [
 ]
 SECONDS = 5.0  # in which all ranks end after a fault
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llama": ("llama-scaled", {"num_hidden_layers": 3, "intermediate_size": 128, "vocab_size": 384}, {}),
+    "llama": (
+        "llama-scaled",
+        {"num_hidden_layers": 3, "hidden_size": 64, "mlp_bias": False, "intermediate_size": 128, "vocab_size": 384},
+        {},
+    ),
     "gemma3": ("gemma3_text-old", {"intermediate_size": 128, "vocab_size": 384}, {}),
     "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 64, "vocab_size": 384}, {}),
     "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 128}, {"quantize": "int8"}),

@@ -79,7 +79,14 @@ class Graph:
     """A graph that notes its sizes when it is launched."""
 
     def __init__(
-        self, bucket: Bucket, layout: object, step_outputs: object, size: StepSizes, *rest: object, apart: bool
+        self,
+        bucket: Bucket,
+        layout: object,
+        step_outputs: object,
+        size: StepSizes,
+        *rest: object,
+        apart: bool,
+        delayed: None,
     ) -> None:
         self.bucket, self.size, self.buffers = bucket, size, {}
         self.kind = "graph of the forward pass" if apart else "graph"

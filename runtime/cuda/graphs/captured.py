@@ -4,12 +4,14 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from ingot.ir.errors import InternalError
 from ingot.runtime.cuda.graphs.addresses import Addresses
 from ingot.runtime.cuda.graphs.choice import GraphChoice
+from ingot.runtime.cuda.graphs.delayed import DelayedEndings
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.cuda.handle import CudaStepHandle
@@ -36,6 +38,7 @@ class Graphs:
     resident       for debugging: the weights and states by name; each launch checks that none has moved. None: no
                    checks
     apart          capture the endings as graphs of their own, for steps whose endings wait for the host
+    delayed        runs endings next to later forward passes; None: endings run at once
     seconds        (attribute) sizes of a graph -> how long its capture took
     """
 
@@ -51,13 +54,15 @@ class Graphs:
         resident: Mapping[str, torch.Tensor] | None = None,
         *,
         apart: bool = False,
+        delayed: DelayedEndings | None = None,
     ) -> None:
         self.seconds: dict[StepSizes, float] = {}
         self._choice = choice
         self._buckets = buckets
         self._layout, self._step_outputs = layout, step_outputs
         self._sizes, self._memory, self._device = sizes, memory, device
-        self._resident, self._apart = resident, apart
+        self._resident = resident
+        self._options: dict[str, Any] = {"apart": apart, "delayed": delayed}
         self._graphs: dict[StepSizes, StepGraph] = {}
         self._addresses: dict[StepSizes, Addresses] = {}
 
@@ -87,7 +92,7 @@ class Graphs:
             begin = time.perf_counter()
             dims = {**self._sizes, **asdict(size)}
             bucket, layout, outputs = self._buckets[size], self._layout, self._step_outputs
-            graph = StepGraph(bucket, layout, outputs, size, dims, self._device, self._memory, apart=self._apart)
+            graph = StepGraph(bucket, layout, outputs, size, dims, self._device, self._memory, **self._options)
             if self._resident is not None:
                 self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
             self._graphs[size] = graph

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from ingot.ir.errors import InternalError
+from ingot.runtime.cuda.graphs.delayed import CarriedValues, DelayedEndings, carried_values
 from ingot.runtime.cuda.graphs.device_view import device_view
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.staging import DeviceInputs, HostInputs, PinnedInts, move
@@ -17,13 +18,13 @@ from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.steps.step_outputs import StepOutputs
 
 # Steps in flight at once: the running one, and the one being prepared. Each needs its own pinned memory, and so its own
-# graph, which copies from and to that memory.
+# graph, which copies from and to that memory. If endings are delayed, all steps are in flight whose ending has not run.
 _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Two CUDA graphs for steps of one padded size. They take turns: while one runs, the host writes the inputs of the
-    other.
+    """Two CUDA graphs for steps of one padded size, or more if endings are delayed. They take turns: while one runs,
+    the host writes the inputs of the other.
 
     bucket         the instructions of the steps
     layout         where each input is in the buffer of step inputs
@@ -33,8 +34,9 @@ class StepGraph:
     device         the GPU
     memory         the memory that all graphs of an executor share
     apart          capture the ending as a graph of its own, for steps whose ending waits for the host
+    delayed        runs endings next to later forward passes; None: endings run at once
 
-    The constructor captures both graphs on the current stream, without waiting for work there. Raises BackendError if
+    The constructor captures all graphs on the current stream, without waiting for work there. Raises BackendError if
     that fails.
     """
 
@@ -49,21 +51,27 @@ class StepGraph:
         memory: GraphMemory,
         *,
         apart: bool = False,
+        delayed: DelayedEndings | None = None,
     ) -> None:
         self.what = f"the graph of {size.T} tokens of {size.B} sequences"
         inputs = DeviceInputs(layout, size, device)
         # Run once without a graph, on padding, which changes no state. This initializes libraries, and an error names
         # the call that is at fault.
         move(inputs.flat, inputs.flat)
-        bucket.run(inputs.views, dims)
-        apart = apart or bool(layout.late)
+        bucket.rehearse(inputs.views, dims)
+        apart = apart or delayed is not None or bool(layout.late)
+        # A delayed ending reads inputs of its step when the next step has begun.
+        each = [inputs] * _IN_FLIGHT
+        if delayed is not None:
+            each = [inputs, *(DeviceInputs(layout, size, device) for _ in range(delayed.most))]
         self._graphs = [
-            _OneGraph(bucket, inputs, step_outputs, dims, memory, self.what, apart=apart) for _ in range(_IN_FLIGHT)
+            _OneGraph(bucket, one, step_outputs, dims, memory, self.what, apart=apart, delayed=delayed) for one in each
         ]
         self._turn = 0
         # The buffers that only these graphs read and write.
-        self.buffers = {"inputs on the device": inputs.flat}
+        self.buffers = {}
         for place, graph in enumerate(self._graphs):
+            self.buffers[f"inputs on the device {place}"] = each[place].flat
             self.buffers[f"inputs {place}"] = graph.inputs.flat.host
             self.buffers |= {f"{name} {place}": ints.host for name, ints in graph.read.items()}
 
@@ -81,7 +89,7 @@ class StepGraph:
         are valid until the launch after the next.
         """
         graph = self._graphs[self._turn]
-        self._turn = (self._turn + 1) % _IN_FLIGHT
+        self._turn = (self._turn + 1) % len(self._graphs)
         return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
 
@@ -99,6 +107,7 @@ class _OneGraph:
         what: str,
         *,
         apart: bool,
+        delayed: DelayedEndings | None,
     ) -> None:
         self._bucket = bucket.plan.bucket.name
         self._memory = memory
@@ -112,13 +121,20 @@ class _OneGraph:
         self._ending = torch.cuda.CUDAGraph() if apart else None
         early = inputs.layout.early_words(inputs.sizes)
         where = f"bucket class {self._bucket}"
+        self._delayed, carried = delayed, None
+        if delayed is not None:
+            names = carried_values(bucket.plan, bucket.outputs, delayed.place)
+            carried = CarriedValues(bucket, names, dims, inputs.flat.device)
+        ending_memory = memory if delayed is None else delayed.memory
         with ExitStack() as capture:
             capture.enter_context(memory.captured(self._graph, what, where))
             move(self.inputs.flat.device[:early], inputs.flat[:early])
             bucket.begin(inputs.views, dims)
+            if carried is not None:
+                carried.keep()
             if self._ending is not None:
                 capture.close()
-                capture.enter_context(memory.captured(self._ending, f"the ending of {what}", where))
+                capture.enter_context(ending_memory.captured(self._ending, f"the ending of {what}", where))
                 if inputs.layout.late:
                     move(self.inputs.flat.device[early:], inputs.flat[early:])
                 else:
@@ -141,14 +157,16 @@ class _OneGraph:
         self._launches += 1
         if self._ending is None:
             return self._launched(step, returns_logprobs=returns_logprobs)
-        if not isinstance(inputs, StepInputs):
+        if not isinstance(inputs, StepInputs) and self._delayed is None:
             self._ending.replay()
             return self._launched(step, returns_logprobs=returns_logprobs)
-        given, ending, stream = inputs, self._ending, torch.cuda.current_stream()
+        given, ending = inputs, self._ending
+        stream = torch.cuda.current_stream() if self._delayed is None else self._delayed.stream
 
         def end() -> CudaStepHandle:
             with torch.cuda.stream(stream):
-                self.inputs.fill_late(given)
+                if isinstance(given, StepInputs):
+                    self.inputs.fill_late(given)
                 ending.replay()
                 return self._launched(step, returns_logprobs=returns_logprobs)
 
