@@ -1,21 +1,25 @@
 """Measure an artifact for a mesh next to one of the same model for one device.
 
-    python benchmarks/mesh.py ONE MESH [--batch 1,32] [--prompt 4000] [--requests 512] [--input 512] [--output 256]
-        [--json FILE]
+    python benchmarks/mesh.py ONE MESH [MESH …] [--rounds 1] [--batch 1,32] [--prompt 4000] [--requests 512]
+        [--input 512] [--output 256] [--json FILE]
 
 Each artifact runs in a process of its own, through `ingot.LLM`, with CUDA graphs captured before. decode_method.py
 measures decode steps. The first token of a long prompt is the shortest of three tries with other prompts. Then all
 requests are given at once, after a warm-up of 64 of them. A count of 0 leaves a part out. Figures of the mesh end with
-how many times faster it is.
+how many times faster it is. Several artifacts for meshes, such as one with sums by NCCL, are compared by their names.
+
+All artifacts run in turns, as often as `--rounds` says, so that a change of the machine reaches all of them. A figure
+is the median of the rounds.
 """
 
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,8 @@ _SECONDS = 580.0  # for one artifact
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("one", type=Path, help="the artifact for one device")
-    parser.add_argument("mesh", type=Path, nargs="?", help="the artifact for a mesh")
+    parser.add_argument("meshes", type=Path, nargs="*", metavar="mesh", help="an artifact for a mesh")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each artifact is measured")
     parser.add_argument("--batch", default="1,32", help="batch sizes of decode steps, separated by commas")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
     parser.add_argument("--requests", type=int, default=512, help="requests that are given at once")
@@ -41,21 +46,56 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=256, help="tokens of each such output")
     add_json_option(parser)
     options = parser.parse_args()
-    if options.mesh is None:  # a child, which measures one artifact
+    if not options.meshes:  # a child, which measures one artifact
         print(json.dumps({name: one.model_dump() for name, one in measure(options.one, options).items()}), flush=True)
         return
-    found: dict[str, Figure] = {}
+    names = {"one": options.one, **mesh_names(options.meshes)}
     settings = {name: getattr(options, name) for name in ("batch", "prompt", "requests", "input", "output")}
-    each = [run_child(path, settings) for path in (options.one, options.mesh)]
-    for name, one in each[0].items():
-        other = each[1][name]
-        faster = other.value / one.value if one.more_is_better else one.value / other.value
-        found |= {
-            f"one.{name}": one.model_copy(update={"what": f"one device: {one.what}"}),
-            f"mesh.{name}": other.model_copy(update={"what": f"the mesh: {one.what}"}),
-            f"mesh.{name}.faster": Figure(value=faster, unit="", what=f"the mesh: {one.what}, faster by"),
-        }
-    report(options.json, {"one": options.one.name, "mesh": options.mesh.name, **settings}, found)
+    rounds = [{name: run_child(path, settings) for name, path in names.items()} for _ in range(options.rounds)]
+    given = {name: path.name for name, path in names.items()}
+    report(options.json, {**given, "rounds": options.rounds, **settings}, compared(rounds))
+
+
+def mesh_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the artifacts for meshes by the names of their figures: "mesh", or those of the files if there are more.
+
+    Exits if two have one name.
+    """
+    if len(paths) == 1:
+        return {"mesh": paths[0]}
+    found = {path.stem: path for path in paths}
+    if len(found) < len(paths) or "one" in found:
+        sys.exit("two artifacts have one name: their file names must differ, and none may be 'one'")
+    return found
+
+
+def compared(rounds: Sequence[Mapping[str, Mapping[str, Figure]]]) -> dict[str, Figure]:
+    """Return the figures of all artifacts by name, and how many times faster than "one" each other artifact is.
+
+    `rounds` has the figures of each artifact in each round. A figure is their median.
+    """
+    found: dict[str, Figure] = {}
+    each = {
+        name: {figure: _median([one[name][figure] for one in rounds]) for figure in figures}
+        for name, figures in rounds[0].items()
+    }
+    for name, figures in each.items():
+        who = {"one": "one device", "mesh": "the mesh"}.get(name, name)
+        for figure, own in figures.items():
+            found[f"{name}.{figure}"] = own.model_copy(update={"what": f"{who}: {own.what}"})
+            if name != "one":
+                alone = each["one"][figure].value
+                faster = own.value / alone if own.more_is_better else alone / own.value
+                found[f"{name}.{figure}.faster"] = Figure(value=faster, unit="", what=f"{who}: {own.what}, faster by")
+    return found
+
+
+def _median(rounds: Sequence[Figure]) -> Figure:
+    """Return the figure with the median of several rounds; with one round, that figure itself."""
+    if len(rounds) == 1:
+        return rounds[0]
+    values = tuple(one.value for one in rounds)
+    return rounds[0].model_copy(update={"value": statistics.median(values), "values": values})
 
 
 def run_child(artifact: Path, settings: Mapping[str, str | int]) -> dict[str, Figure]:
