@@ -20,7 +20,7 @@ from ingot.backends.peer import load as loading
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
 from ingot.backends.peer.emit import Peer
 from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, MOST_BYTES, SHARED_BYTES, WORDS
-from ingot.backends.peer.load import PreparedAllReduce
+from ingot.backends.peer.load import PreparedAdd, PreparedAllReduce
 from ingot.backends.triton.load import load_function, make_context_current
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass
@@ -35,18 +35,25 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 class Ranks:
-    """Two ranks on this GPU, with the compiled kernel for a dtype."""
+    """Two ranks on this GPU, with the compiled kernel for a dtype. With `adds`, it adds a residual too."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, *, adds: bool = False) -> None:
         self.dtype = dtype
         body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
         x = body.add_input("in0", parse_type(f"{NAMES[dtype]}[T, 8]"))
-        body.set_outputs({"out0": build.call(body, all_reduce.overload, (x,), {"axis": "tp"})})
+        total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
+        if adds:
+            residual = body.add_input("in1", parse_type(f"{NAMES[dtype]}[T, 8]"))
+            total = build.call(body, torch.ops.aten.add.Tensor, (residual, total), {})
+        body.set_outputs({"out0": total})
         Peer().emit(body, "key", Target.named("cuda"), folder)
         call = PeerCall.model_validate_json((folder / ALL_REDUCE).read_text())
         launch = call.launches[str(SIZE)]
         make_context_current(torch.device("cuda", torch.cuda.current_device()))
         function = load_function(folder / launch.kernel, launch.entry, launch.shared)
+        if adds:
+            alone = call.launches["1"]
+            self.add = PreparedAdd(alone, load_function(folder / alone.kernel, alone.entry, alone.shared))
         self.memory = torch.zeros(SIZE, SHARED_BYTES, dtype=torch.uint8, device="cuda")
         table = torch.tensor([one.data_ptr() for one in self.memory], device="cuda")
         self.words = torch.zeros(SIZE, WORDS, dtype=torch.int32, pin_memory=True)
@@ -54,25 +61,25 @@ class Ranks:
         self.kernels = []
         # Both ranks have all blocks on this GPU at once. It has room for many more of their size.
         for place in range(SIZE):
-            peers: Any = SimpleNamespace(table=table, words=self.words[place], place=place)
-            self.kernels.append(PreparedAllReduce(peers, launch, function, dtype.itemsize, 128))
+            peers: Any = SimpleNamespace(table=table, words=self.words[place], place=place, size=SIZE)
+            self.kernels.append(PreparedAllReduce(peers, launch, function, 128))
         self.table = table
         torch.cuda.synchronize()
         # The driver may wait for the GPU when it first launches a kernel, so no kernel may wait then.
         self.words[:, ABORT] = 1
         ones = torch.ones(8, dtype=dtype, device="cuda")
         for place in range(SIZE):
-            self.launch(place, ones)
+            self.launch(place, *[ones] * (1 + adds))
         torch.cuda.synchronize()
         self.memory.zero_()
         self.words.zero_()
         torch.cuda.synchronize()
 
-    def launch(self, place: int, x: torch.Tensor) -> torch.Tensor:
+    def launch(self, place: int, *given: torch.Tensor) -> torch.Tensor:
         stream = self.streams[place]
         with torch.cuda.stream(stream):
-            result = torch.full_like(x, -7)
-            self.kernels[place](x, result, stream.cuda_stream)
+            result = torch.full_like(given[0], -7)
+            self.kernels[place](given, result, stream.cuda_stream)
         return result
 
 
@@ -106,6 +113,25 @@ def test_sums_have_the_bits_of_the_order(dtype: torch.dtype, ranks: Callable[[to
             assert torch.equal(found[place][index], wanted), (index, size, place)
 
 
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+def test_a_residual_is_added_to_the_rounded_sum(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The bits of an add after the sum: by the kernel of both, and by that of one rank, for more bytes too."""
+    both, draw = Ranks(tmp_path, dtype, adds=True), torch.Generator("cuda").manual_seed(int(run_seed(), 16))
+    most = MOST_BYTES // dtype.itemsize
+    for size in (8, 4096, most, most // 2 + 8, 3 * most + 8):
+        x = [torch.randn(size, generator=draw, device="cuda").to(dtype) for _ in range(SIZE)]
+        residual = torch.randn(size, generator=draw, device="cuda").to(dtype)
+        total = sum_in_order(x)
+        wanted = residual + total
+        torch.cuda.synchronize()
+        found = [both.add(total, residual)]
+        if size <= most:
+            found += [both.launch(place, x[place], residual) for place in range(SIZE)]
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, wanted) for one in found), size
+    assert not both.words.any()
+
+
 def test_graphs_replay_it(ranks: Callable[[torch.dtype], Ranks]) -> None:
     """A graph of three calls per rank. Each replay adds new values, so no slot or flag of an earlier one may do."""
     both = ranks(torch.bfloat16)
@@ -119,7 +145,7 @@ def test_graphs_replay_it(ranks: Callable[[torch.dtype], Ranks]) -> None:
             x = inputs[place]
             for _ in range(3):
                 result = torch.empty_like(x)
-                both.kernels[place](x, result, stream.cuda_stream)
+                both.kernels[place]([x], result, stream.cuda_stream)
                 x = result
             graph.capture_end()
         results.append(x)
