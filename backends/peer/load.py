@@ -162,7 +162,8 @@ class PeerAllReduce:
     kernel         launches the kernel
     add            launches the add after an all-reduce by NCCL; None: there is no residual
 
-    most   (attribute) the most bytes of a sum by the kernel
+    most      (attribute) the most bytes of a sum by the kernel
+    by_nccl   (attribute) computes the same for any size
     """
 
     def __init__(
@@ -173,14 +174,14 @@ class PeerAllReduce:
         add: PreparedAdd | None = None,
     ) -> None:
         self._communicator, self._peers, self._kernel = communicator, peers, kernel
-        self._by_nccl = NcclAllReduce(communicator, add)
+        self.by_nccl = NcclAllReduce(communicator, add)
         self.most = kernel.most
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         x = given[0]
         # Sizes are equal on all ranks, so all take one way.
         if not 0 < x.nbytes <= self.most or x.nbytes % VECTOR_BYTES:
-            return self._by_nccl(*given)
+            return self.by_nccl(*given)
         self._communicator.check()
         inputs, result = _aligned(*given)
         self._kernel(inputs, result, current_stream(x.device))

@@ -8,7 +8,8 @@ the number of calls. Values begin as ones, so each result is known, and the last
 bytes that a rank must send and receive, over the time.
 
 The provider peer is the kernel of the backend of that name, for sizes up to its limit. Its sums of random values must
-have the bits of NCCL's.
+have the bits of NCCL's. The providers nccl_add and peer_add add a residual too: by a kernel after NCCL's, and in the
+same launch. The residual is zero while they are timed.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ _CALLS = 20  # all-reduces of a graph
 _REPLAYS = 30
 _COPY_BYTES = 1 << 30
 _SECONDS = 480.0  # for all ranks together, of which a start takes most
-_PROVIDERS = ("nccl", "peer")
+_PROVIDERS = ("nccl", "peer", "nccl_add", "peer_add")
 _TYPE = "bf16[T, 8]"  # of the compiled call; the kernel takes any number of vectors
 
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -88,7 +90,7 @@ def figures(times: Times, copy: float, ranks: int) -> dict[str, Figure]:
             name = f"all_reduce_{size}.{provider}"
             found[name] = Figure(value=took, unit="s", what=f"{what}, {provider}, the median")
             found[f"{name}.of_copy"] = Figure(value=least / took, unit="", what=f"{what}, {provider}: of the peer copy")
-        if medians.keys() >= set(_PROVIDERS) and medians["peer"] < medians["nccl"]:
+        if medians.keys() >= {"nccl", "peer"} and medians["peer"] < medians["nccl"]:
             faster = max(faster, int(size))
     if any("peer" in each for each in times.values()):
         found["peer.faster_to"] = Figure(value=faster, unit="B", what="the largest size at which peer beats NCCL")
@@ -118,8 +120,8 @@ def run_ranks(ranks: int, sizes: str, providers: str) -> Times:
     given = ["--ranks", str(ranks), "--sizes", sizes, "--providers", providers]
     names = visible_gpus(torch.cuda.device_count(), os.environ.get(GPU_VARIABLE))
     with tempfile.TemporaryDirectory() as folder:
-        if "peer" in providers.split(","):
-            compile_peer(Path(folder))
+        for adds in (False, True) if set(providers.split(",")) - {"nccl"} else ():
+            compile_peer(Path(folder) / str(adds), adds=adds)
         children = [
             subprocess.Popen(
                 [sys.executable, __file__, *given, "--rank", f"{index}:{folder}"],
@@ -141,11 +143,16 @@ def run_ranks(ranks: int, sizes: str, providers: str) -> Times:
     return found
 
 
-def compile_peer(folder: Path) -> Executable:
-    """Compile the peer kernel for this GPU into a folder."""
+def compile_peer(folder: Path, *, adds: bool) -> Executable:
+    """Compile the peer kernel for this GPU into a new folder. `adds` says whether it adds a residual."""
+    folder.mkdir()
     body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
     x = body.add_input("in0", parse_type(_TYPE))
-    body.set_outputs({"out0": build.call(body, all_reduce.overload, (x,), {"axis": "tp"})})
+    total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
+    if adds:
+        residual = body.add_input("in1", parse_type(_TYPE))
+        total = build.call(body, torch.ops.aten.add.Tensor, (residual, total), {})
+    body.set_outputs({"out0": total})
     return Peer().emit(body, "all_reduce", Target.named("cuda"), folder)
 
 
@@ -154,16 +161,40 @@ def load_providers(
 ) -> Mapping[str, tuple[Total, int]]:
     """Return the all-reduce of each provider, and the most bytes that it takes."""
     found: dict[str, tuple[Total, int]] = {"nccl": (communicator.total, sys.maxsize)}
-    if "peer" in providers:
-        ranks = communicator.size
-        rank = Rank(index, (("tp", index, ranks),))
-        context = context_on("cuda", rank, {"tp": ranks}, {"tp": communicator})
-        executable = Executable(id="all_reduce", backend="peer", inputs=(_TYPE,), outputs=(_TYPE,), files=())
-        peer = load_peer(executable, folder, context)
-        if not isinstance(peer, PeerAllReduce):
+    ranks = communicator.size
+    rank = Rank(index, (("tp", index, ranks),))
+    context = context_on("cuda", rank, {"tp": ranks}, {"tp": communicator})
+    executable = Executable(id="all_reduce", backend="peer", inputs=(_TYPE,), outputs=(_TYPE,), files=())
+    for adds, name in ((False, "peer"), (True, "peer_add")):
+        if not {name, "nccl_add" if adds else name} & set(providers):
+            continue
+        call = load_peer(executable, folder / str(adds), context)
+        if not isinstance(call, PeerAllReduce):
             sys.exit("the GPUs do not share memory; the warning above says why")
-        found["peer"] = (lambda x: peer(x)[0]), peer.most
+        if adds:
+            found |= {
+                "peer_add": (_with_residual(call), call.most),
+                "nccl_add": (_with_residual(call.by_nccl), sys.maxsize),
+            }
+        else:
+            found["peer"] = partial(_first, call), call.most
     return found
+
+
+def _first(call: Callable[..., list[torch.Tensor]], *given: torch.Tensor) -> torch.Tensor:
+    return call(*given)[0]
+
+
+def _with_residual(call: Callable[..., list[torch.Tensor]]) -> Total:
+    """Return a call with a residual of zeros, which is made at the first call of each size."""
+    residuals: dict[int, torch.Tensor] = {}
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() not in residuals:
+            residuals[x.numel()] = torch.zeros_like(x)
+        return _first(call, x, residuals[x.numel()])
+
+    return total
 
 
 def measure_rank(index: int, ranks: int, folder: Path, sizes: list[int], providers: list[str]) -> None:

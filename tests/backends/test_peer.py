@@ -337,7 +337,7 @@ def test_a_residual_goes_to_the_kernel_or_to_an_add_after_nccl(
 
     def work(one: NcclCommunicator) -> list[Any]:
         call = loaded(one, executable, tmp_path)
-        add = (call._by_nccl if linked else call)._add._launch
+        add = (call.by_nccl if linked else call)._add._launch
         found = []
         for count in (16, MOST_BYTES[2] // 2 + 8):
             x, residual = torch.ones(count, dtype=torch.bfloat16), torch.zeros(count, dtype=torch.bfloat16)

@@ -20,7 +20,7 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_figures(collectives: ModuleType) -> None:
     times = {
-        "8192": {"nccl": [9e-6, 6e-6, 7e-6], "peer": [3e-6]},
+        "8192": {"nccl": [9e-6, 6e-6, 7e-6], "peer": [3e-6], "peer_add": [4e-6]},
         "65536": {"nccl": [9e-6], "peer": [10e-6]},
         "16777216": {"nccl": [60e-6]},
     }
@@ -28,13 +28,14 @@ def test_figures(collectives: ModuleType) -> None:
     assert found["all_reduce_8192.nccl"].value == 7e-6
     # Of four ranks, each sends and receives one and a half times the bytes.
     assert found["all_reduce_16777216.nccl.of_copy"].value == pytest.approx(1.5 * 16777216 / 400e9 / 60e-6)
+    assert found["all_reduce_8192.peer_add"].value == 4e-6
     assert found["peer_copy"].value == 400e9
     assert found["all_reduce_8192.peer"].value == 3e-6 and found["peer.faster_to"].value == 8192
 
 
 def test_an_unknown_provider(collectives: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["collectives.py", "--providers", "nccl,pear"])
-    with pytest.raises(SystemExit, match="unknown provider 'pear': nccl, peer are known"):
+    with pytest.raises(SystemExit, match="unknown provider 'pear': nccl, peer, nccl_add, peer_add are known"):
         collectives.main()
 
 
