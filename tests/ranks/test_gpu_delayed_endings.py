@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -340,6 +341,9 @@ def test_graphs_of_delayed_endings(machine: Machine, monkeypatch: pytest.MonkeyP
     captures = [what for _, what in machine.ran if what.startswith("capture")]
     assert captures == ["capture forward", "capture ending"] * 3
     assert len({made.buffers[f"inputs on the device {place}"].data_ptr() for place in range(3)}) == 3
+    gc.collect()
+    kept = [value for graph in made._graphs for value in graph._carried._kept.values()]  # type: ignore[union-attr]
+    assert len({value.data_ptr() for value in kept}) == 3, "what endings read lives as long as the graphs"
     machine.ran.clear()
     late = [made.launch(step(place, place), size, returns_logprobs=False) for place in (1, 2)]
     assert all(isinstance(handle, LateStep) for handle in late)

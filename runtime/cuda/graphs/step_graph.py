@@ -121,17 +121,18 @@ class _OneGraph:
         self._ending = torch.cuda.CUDAGraph() if apart else None
         early = inputs.layout.early_words(inputs.sizes)
         where = f"bucket class {self._bucket}"
-        self._delayed, carried = delayed, None
+        self._delayed = delayed
+        self._carried: CarriedValues | None = None  # its memory must live as long as the graphs
         if delayed is not None:
             names = carried_values(bucket.plan, bucket.outputs, delayed.place)
-            carried = CarriedValues(bucket, names, dims, inputs.flat.device)
+            self._carried = CarriedValues(bucket, names, dims, inputs.flat.device)
         ending_memory = memory if delayed is None else delayed.memory
         with ExitStack() as capture:
             capture.enter_context(memory.captured(self._graph, what, where))
             move(self.inputs.flat.device[:early], inputs.flat[:early])
             bucket.begin(inputs.views, dims)
-            if carried is not None:
-                carried.keep()
+            if self._carried is not None:
+                self._carried.keep()
             if self._ending is not None:
                 capture.close()
                 capture.enter_context(ending_memory.captured(self._ending, f"the ending of {what}", where))
