@@ -86,14 +86,16 @@ class PreparedAllReduce:
     function   the kernel, a function of the CUDA driver
     cores      the GPU's multiprocessors: all blocks of a launch must run at once
 
-    most       (attribute) the most bytes of a sum
+    largest    (attribute) the most bytes of a sum for which there is memory
+    most       (attribute) the most bytes of a sum for which the kernel is chosen
     """
 
     def __init__(self, peers: PeerMemory, launch: Launch, function: object, cores: int) -> None:
         fixed = {"shared": peers.table.data_ptr(), "words": peers.words.data_ptr()}
         self._launch = PreparedLaunch(launch, function, fixed, {"result": 0}, dependent=True)
         self._place, self._blocks = peers.place, min(BLOCKS, cores)
-        self.most = min(self._blocks * SLOT_BYTES, MOST_BYTES[peers.size])
+        self.largest = self._blocks * SLOT_BYTES
+        self.most = min(self.largest, MOST_BYTES[peers.size])
         self._bytes = 0  # of the last call
         self._stream: int | None = None
 
@@ -162,7 +164,8 @@ class PeerAllReduce:
     kernel         launches the kernel
     add            launches the add after an all-reduce by NCCL; None: there is no residual
 
-    most      (attribute) the most bytes of a sum by the kernel
+    most      (attribute) the most bytes of a sum for which the kernel is chosen
+    largest   (attribute) the most bytes of a sum that the kernel can compute
     by_nccl   (attribute) computes the same for any size
     """
 
@@ -175,7 +178,7 @@ class PeerAllReduce:
     ) -> None:
         self._communicator, self._peers, self._kernel = communicator, peers, kernel
         self.by_nccl = NcclAllReduce(communicator, add)
-        self.most = kernel.most
+        self.most, self.largest = kernel.most, kernel.largest
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         x = given[0]

@@ -7,7 +7,8 @@ reads the result of the one before. A figure is the median of several replays by
 the number of calls. Values begin as ones, so each result is known, and the last one is checked. A bandwidth is the
 bytes that a rank must send and receive, over the time.
 
-The provider peer is the kernel of the backend of that name, for sizes up to its limit. Its sums of random values must
+The provider peer is the kernel of the backend of that name, for all sizes that it can compute, so also for those that
+backends/peer/sizes.py leaves to NCCL. Its sums of random values must
 have the bits of NCCL's. The providers nccl_add and peer_add add a residual too: by a kernel after NCCL's, and in the
 same launch. The residual is zero while they are timed.
 """
@@ -171,6 +172,7 @@ def load_providers(
         call = load_peer(executable, folder / str(adds), context)
         if not isinstance(call, PeerAllReduce):
             sys.exit("the GPUs do not share memory; the warning above says why")
+        call.most = call.largest
         if adds:
             found |= {
                 "peer_add": (_with_residual(call), call.most),
