@@ -284,10 +284,12 @@ def bind(
         # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
-            runs: Callable[..., Executor] = partial(CpuExecutor, line=StageLine.of(context), threads=seat.threads)
+            runs: Callable[..., Executor]
             if device.type == "cuda":
                 stages = _stages(artifact) if seat.mesh else ()
                 runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging(), stages=stages)
+            else:
+                runs = partial(CpuExecutor, line=StageLine.of(context), threads=seat.threads)
             libraries |= _collectives(plans, context)
             executors = {
                 entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()

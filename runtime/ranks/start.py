@@ -8,7 +8,7 @@ import torch
 from ingot.backends.table import collective_backend
 from ingot.ir.artifact.plan import PlanFile, Plans
 from ingot.ir.machine.target import Target
-from ingot.ir.mesh import Mesh, ranks, world_size
+from ingot.ir.mesh import STAGES, Mesh, ranks, world_size
 from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.loading.artifact import Artifact
 from ingot.runtime.loading.check_plan import check_positions
@@ -98,5 +98,6 @@ def _share_of_gpus(
     distinct = list({id(one): one for one in each}.values())
     found = [serving_memory(target, one, None, capture=capture) for one in distinct]
     most = found[0].most if gpus.free is None else min(found[0].most, gpus.free)
-    unplanned = max(one.unplanned for one in found) + CONNECTION_BYTES * len(mesh)
+    connections = len(mesh) + (STAGES in mesh)  # the endings of stages have one of their own
+    unplanned = max(one.unplanned for one in found) + CONNECTION_BYTES * connections
     return replace(found[0], most=most, unplanned=unplanned)
