@@ -149,6 +149,11 @@ def test_one_token_with_numbers_that_are_not_finite(name: str, bad: float) -> No
     assert bool(found.isnan().all())
 
 
+def test_a_split_that_begins_after_the_last_column() -> None:
+    """Nine blocks of columns are four splits of three."""
+    check("int4_g128", 2, 65, 9 * 128, torch.float32)
+
+
 @pytest.fixture
 def without_assembly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter has no assembly, which the kernel for one token uses for x of 16 bits."""

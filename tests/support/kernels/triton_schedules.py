@@ -19,6 +19,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
 
 
+# Bytes after a copy of a tensor that hold NaN.
+_AFTER = 4096
+
+
 def some(count: int, cases: Iterable[Any]) -> list[Any]:
     """Parameters for pytest: the interpreter, which is slow, gets `count` of `cases` in a run; a GPU gets all."""
     return drawn(count, cases) if DEVICE == "cpu" else list(cases)
@@ -102,8 +106,14 @@ def run_lowering(
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the device that lies as the tensor does: `to` and `clone` would make a slice dense."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE).copy_(tensor)
+    """A copy on the device that lies as the tensor does: `to` and `clone` would make a slice dense.
+
+    The memory after it is NaN in every floating-point type, so that a result shows when a kernel reads it.
+    """
+    places = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    held = places * tensor.dtype.itemsize if tensor.numel() else 0
+    memory = torch.full((held + _AFTER,), 0xFF, dtype=torch.uint8, device=DEVICE)
+    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def _typed(tensor: torch.Tensor, names: Mapping[int, str]) -> TensorType:
