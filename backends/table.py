@@ -97,6 +97,14 @@ BACKENDS: dict[str, BackendEntry] = {
         links=("onnxruntime",),
         on_request=True,
     ),
+    "tensorrt": BackendEntry(
+        emit={"cuda": _emit("tensorrt.emit:Tensorrt")},
+        costs={"": ClaimCost(0.1, "before all others: the user named it. Nothing has timed it yet")},
+        executable=_late("tensorrt.load:load"),
+        competing={"cuda": ("triton", *_REFERENCES)},
+        links=("tensorrt-cu13",),
+        on_request=True,
+    ),
     "cpu": BackendEntry(
         emit={"cpu": _emit("cpu.emit:Cpu")},
         costs={

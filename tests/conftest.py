@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu and not _has_cuda():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+    tensorrt = [item for item in items if item.get_closest_marker("tensorrt")]
+    if tensorrt and not (_has_cuda() and find_spec("tensorrt")):
+        for item in tensorrt:
+            item.add_marker(pytest.mark.skip(reason="no TensorRT or no CUDA device"))
 
     browser = [item for item in items if item.get_closest_marker("browser")]
     if browser and not chromium_path() and "INGOT_REQUIRE_BROWSER" not in os.environ:

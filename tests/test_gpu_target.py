@@ -212,7 +212,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: C
 @pytest.mark.parametrize(
     ("target", "backend", "what", "expected"),
     [
-        ("sm_90", "cpu", "unknown backend 'cpu'", "auto, triton, inductor, reference"),
+        ("sm_90", "cpu", "unknown backend 'cpu'", "auto, triton, inductor, tensorrt, reference"),
         ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, onnx, reference"),
         ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, onnx, reference"),
     ],

@@ -1,7 +1,8 @@
 """Write the ONNX model of a region: its inputs and outputs, and how the region's results are made of the outputs."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -10,7 +11,7 @@ from onnx import helper
 from torch import fx
 
 from ingot.backends.onnx.graph import Graph
-from ingot.backends.onnx.model import ELEMENTS, RESULTS
+from ingot.backends.onnx.model import ELEMENTS, IN_FLOAT32, RESULTS, Native
 from ingot.backends.onnx.translate import translate
 from ingot.ir.errors import BackendError
 from ingot.ir.ops.aten import aten_of
@@ -22,13 +23,26 @@ OPSET = 23
 FORMAT = 11
 
 
-def build_model(body: Program) -> bytes:
-    """Return the ONNX model of a region, serialized. `onnx.checker` has checked it.
+@dataclass(frozen=True)
+class Model:
+    """The ONNX model of a region, serialized, and how the region's results are made of its outputs.
+
+    results  for each result "output", the name of the output that has it, "type", the type of that output as text, and
+             "offset", its first element there. The model's metadata has them too
+    """
+
+    content: bytes
+    results: tuple[Mapping[str, Any], ...]
+
+
+def build_model(body: Program, native: Native = IN_FLOAT32) -> Model:
+    """Return the ONNX model of a region. `onnx.checker` has checked it.
 
     Symbols such as "T" are dynamic axes. Inputs are the region's inputs by name. Outputs are its results; of a result
-    that is a view of another value, that value is the output. Raises BackendError if the checker refuses the model.
+    that is a view of another value, that value is the output. Work in the dtypes of `native` is left to the model's
+    runtime. Raises BackendError if the checker refuses the model.
     """
-    graph = Graph()
+    graph = Graph(native)
     for node in body.placeholders():
         graph.give(node, str(node.target))
     for node in body.calls():
@@ -57,7 +71,7 @@ def build_model(body: Program) -> bytes:
             f"the ONNX model of region '{body.name}' is invalid: {error}"[:500],
             hint="compile with --backend reference, and report this",
         ) from error
-    return bytes(model.SerializeToString(deterministic=True))
+    return Model(bytes(model.SerializeToString(deterministic=True)), tuple(results))
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Collection[str]) -> list[onnx.NodeProto]:
@@ -71,10 +85,7 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Collection[str]) -> list[o
 
 
 def _result(graph: Graph, node: fx.Node, outputs: dict[str, TensorType]) -> dict[str, Any]:
-    """Add the output that has a result to `outputs`, and return how the result is made of it, as JSON.
-
-    "output" is its name, "type" its type, and "offset" the first element of a view in it.
-    """
+    """Add the output that has a result to `outputs`, and return how the result is made of it, as in a Model."""
     base, offset = _base(node)
     if base.op == "placeholder":  # a result does not share memory with an input
         name = graph.op("Identity", graph.stored(base))

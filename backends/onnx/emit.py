@@ -58,7 +58,7 @@ class Onnx:
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         from ingot.backends.onnx.build import build_model
 
-        (directory / MODEL).write_bytes(build_model(body))
+        (directory / MODEL).write_bytes(build_model(body).content)
         return Executable(
             id=key,
             backend=self.name,

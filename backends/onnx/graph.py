@@ -1,7 +1,8 @@
 """Build the graph of an ONNX model from the calls of a region. Computation is in float32, with casts where values
-are rounded.
+are rounded, except where the runtime of the model handles 16-bit dtypes itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
-from ingot.backends.onnx.model import ELEMENTS, FLOAT, NARROW
+from ingot.backends.onnx.model import ELEMENTS, FLOAT, IN_FLOAT32, NARROW, Native
 from ingot.ir.program import tensor_type
 from ingot.ir.types import TensorType
 
@@ -20,9 +21,10 @@ class Graph:
     """The nodes and constants of an ONNX graph, and the tensors that hold each value of the region's program.
 
     A value of a 16-bit dtype has up to two tensors: one of its own dtype, and one of float32 with the same numbers.
-    Each is made when a node first reads it.
+    Each is made when a node first reads it. `native` says which work the runtime of the model does in these dtypes.
     """
 
+    native: Native = IN_FLOAT32
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[tuple[Any, ...], TensorProto] = field(default_factory=dict)
     _stored: dict[fx.Node, str] = field(default_factory=dict)
@@ -95,9 +97,29 @@ class Graph:
         else:
             self._tuples[node] = tuple(held)
 
+    def factors(self, *nodes: fx.Node) -> list[str]:
+        """Return the names of the tensors that a matmul reads: in their own dtype if the runtime multiplies in it."""
+        return [self.stored(node) if self._multiplies(nodes) else self.wide(node) for node in nodes]
+
+    def product(self, node: fx.Node, name: str, *factors: fx.Node) -> None:
+        """State that the tensor `name` holds the result of a matmul of `factors`, read as `factors()` named them."""
+        if self._multiplies(factors):
+            self._stored[node] = name
+        else:
+            self.result(node, name)
+
+    def _multiplies(self, factors: Sequence[fx.Node]) -> bool:
+        dtypes = {tensor_type(one).dtype for one in factors}
+        return len(dtypes) == 1 and dtypes <= self.native.products
+
+    def moving(self, node: fx.Node) -> str:
+        """Return the name of the tensor that a call reads which only moves numbers."""
+        return self.stored(node) if tensor_type(node).dtype in self.native.moves else self.wide(node)
+
     def moved(self, node: fx.Node, name: str) -> None:
-        """State that the tensor `name` holds the result of a call that only moves numbers: as float32 or integers."""
-        if tensor_type(node).dtype in NARROW:
+        """State that the tensor `name` holds the result of a call that moved numbers which `moving` named."""
+        dtype = tensor_type(node).dtype
+        if dtype in NARROW and dtype not in self.native.moves:
             self._wide[node] = name
         else:
             self._stored[node] = name

@@ -1,14 +1,14 @@
 """The onnx backend at run time: runs the model of a region with ONNX Runtime. It imports no onnx and no compiler."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ingot.backends.onnx.model import ELEMENTS, MODEL, RESULTS
+from ingot.backends.onnx.results import Result, places_of_symbols, read_results
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.extras import require
@@ -17,18 +17,6 @@ from ingot.ir.parse import parse_type
 from ingot.ir.types import TensorType
 
 Region = Callable[..., list[torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A result of the region: the whole output `source`, or a view of it.
-
-    source   the place of the model's output among all outputs
-    view     the type and offset of the view; None: the whole output
-    """
-
-    source: int
-    view: tuple[TensorType, int] | None
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
@@ -46,12 +34,7 @@ def load(executable: Executable, directory: Path, context: LoadContext) -> Regio
     try:
         session = onnxruntime.InferenceSession(str(path), _options(onnxruntime), providers=["CPUExecutionProvider"])
         described = json.loads(session.get_modelmeta().custom_metadata_map[RESULTS])
-        outputs = {str(one["output"]): parse_type(one["type"]) for one in described}
-        types = [parse_type(text) for text in executable.outputs]
-        results = [
-            _Result(list(outputs).index(one["output"]), _view(wanted, outputs[one["output"]], int(one["offset"])))
-            for one, wanted in zip(described, types, strict=True)
-        ]
+        outputs, results = read_results(described, [parse_type(text) for text in executable.outputs])
     except Exception as error:  # ONNX Runtime raises types of its own
         raise BackendError(f"the ONNX model does not load: {error}"[:500], where=str(path)) from error
     inputs = [parse_type(text) for text in executable.inputs]
@@ -76,25 +59,14 @@ def _options(onnxruntime: Any) -> Any:
     return options
 
 
-def _view(wanted: TensorType, whole: TensorType, offset: int) -> tuple[TensorType, int] | None:
-    same = (wanted.shape, wanted.strides, offset) == (whole.shape, None, 0)
-    return None if same else (wanted, offset)
-
-
 def _runner(
     session: Any,
     inputs: list[tuple[str, TensorType]],
     outputs: list[tuple[str, TensorType]],
-    results: list[_Result],
+    results: Sequence[Result],
 ) -> Region:
     binding = session.io_binding()
-    # Symbol -> the input and axis that have its size.
-    symbols = {
-        size: (place, axis)
-        for place, (_, value_type) in reversed(list(enumerate(inputs)))
-        for axis, size in enumerate(value_type.shape)
-        if isinstance(size, str)
-    }
+    symbols = places_of_symbols([value_type for _, value_type in inputs])
     given = [(name, ELEMENTS[value_type.dtype]) for name, value_type in inputs]
 
     def run(*args: torch.Tensor) -> list[torch.Tensor]:
@@ -106,17 +78,6 @@ def _runner(
         for (name, value_type), tensor in zip(outputs, made, strict=True):
             binding.bind_output(name, "cpu", 0, ELEMENTS[value_type.dtype], tuple(tensor.shape), tensor.data_ptr())
         session.run_with_iobinding(binding)
-        return [_taken(made[one.source], one.view, sizes) for one in results]
+        return [one.taken(made[one.source], sizes) for one in results]
 
     return run
-
-
-def _taken(whole: torch.Tensor, view: tuple[TensorType, int] | None, sizes: dict[str, int]) -> torch.Tensor:
-    if view is None:
-        return whole
-    wanted, offset = view
-    shape = wanted.bind(sizes)
-    strides = wanted.strides
-    if strides is None:
-        strides = torch.empty(shape, device="meta").stride()
-    return whole.as_strided(shape, strides, offset)

@@ -1,4 +1,9 @@
-"""Names that both sides of the onnx backend use: element types, the model's file, and its metadata."""
+"""Names that both sides of the onnx backend use: element types, the model's file, and its metadata.
+
+The tensorrt backend uses them too.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
@@ -16,3 +21,18 @@ ELEMENTS = {
 FLOAT = ELEMENTS[torch.float32]
 # ONNX Runtime's CPU has no Add or MatMul of bfloat16, and few ops of float16. Both are computed in float32.
 NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Native:
+    """The 16-bit dtypes that the runtime of a model handles itself. All other work is in float32, with casts.
+
+    products  of matmuls: operands and results have the dtype, sums are wider
+    moves     of ops that only move numbers, such as slices
+    """
+
+    products: frozenset[torch.dtype] = frozenset()
+    moves: frozenset[torch.dtype] = frozenset()
+
+
+IN_FLOAT32 = Native()

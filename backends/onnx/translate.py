@@ -1,7 +1,8 @@
 """The table of translations: how each op of Ingot is computed by nodes of ONNX, opset 23.
 
-Each function follows the op's reference: it computes in float32 and rounds where the reference rounds. An op that the
-table lacks is refused by name.
+Each function follows the op's reference: it computes in float32 and rounds where the reference rounds. Matmuls and ops
+that move numbers keep 16-bit dtypes that the model's runtime handles itself. An op that the table lacks is refused by
+name.
 """
 
 from __future__ import annotations
@@ -143,8 +144,11 @@ def _not_float(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 
 def _linear(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
-    operands = [given["x"], given["weight"], *([given["bias"]] if given["bias"] is not None else [])]
-    graph.result(node, graph.op("Gemm", *(graph.wide(one) for one in operands), transB=1))
+    factors = given["x"], given["weight"]
+    if given["bias"] is None:
+        graph.product(node, graph.op("Gemm", *graph.factors(*factors), transB=1), *factors)
+    else:  # the sum is rounded once, after the bias
+        graph.result(node, graph.op("Gemm", *(graph.wide(one) for one in (*factors, given["bias"])), transB=1))
 
 
 def _not_a_matrix(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -153,13 +157,15 @@ def _not_a_matrix(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 
 def _head_linear(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
-    x = graph.op("Transpose", graph.wide(given["x"]), perm=[1, 0, 2])
-    weight = graph.op("Transpose", graph.wide(given["weight"]), perm=[0, 2, 1])
-    graph.result(node, graph.op("Transpose", graph.op("MatMul", x, weight), perm=[1, 0, 2]))
+    factors = given["x"], given["weight"]
+    x, weight = graph.factors(*factors)
+    x, weight = graph.op("Transpose", x, perm=[1, 0, 2]), graph.op("Transpose", weight, perm=[0, 2, 1])
+    graph.product(node, graph.op("Transpose", graph.op("MatMul", x, weight), perm=[1, 0, 2]), *factors)
 
 
 def _mix(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
-    graph.result(node, graph.op("MatMul", graph.wide(given["weights"]), graph.wide(given["x"])))
+    factors = given["weights"], given["x"]
+    graph.product(node, graph.op("MatMul", *graph.factors(*factors)), *factors)
 
 
 def _identity_experts(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
@@ -278,7 +284,7 @@ def _merge_attention(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> N
 
 
 def _concat(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
-    graph.moved(node, graph.op("Concat", graph.wide(given["x"]), graph.wide(given["y"]), axis=given["dim"]))
+    graph.moved(node, graph.op("Concat", graph.moving(given["x"]), graph.moving(given["y"]), axis=given["dim"]))
 
 
 def _view(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
@@ -288,7 +294,7 @@ def _view(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
         size if isinstance(size, int) else 0 if axis < len(before) and before[axis] == size else -1
         for axis, size in enumerate(after)
     ]
-    graph.moved(node, graph.op("Reshape", graph.wide(given["x"]), graph.ints(*sizes)))
+    graph.moved(node, graph.op("Reshape", graph.moving(given["x"]), graph.ints(*sizes)))
 
 
 def _two_unknown(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -300,12 +306,12 @@ def _two_unknown(node: fx.Node, given: Mapping[str, Any]) -> str:
 def _slice(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
     begin, end = given["start"] or 0, given["end"] if given["end"] is not None else math.inf
     last = int(min(end, 2**63 - 1))
-    graph.moved(node, _part(graph, graph.wide(given["x"]), begin, last, axis=given["dim"], step=given["step"]))
+    graph.moved(node, _part(graph, graph.moving(given["x"]), begin, last, axis=given["dim"], step=given["step"]))
 
 
 def _permute(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
     dims = [dim % len(given["dims"]) for dim in given["dims"]]
-    graph.moved(node, graph.op("Transpose", graph.wide(given["x"]), perm=dims))
+    graph.moved(node, graph.op("Transpose", graph.moving(given["x"]), perm=dims))
 
 
 TRANSLATIONS: Mapping[str, Translation] = {

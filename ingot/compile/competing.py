@@ -60,8 +60,9 @@ def competitors(choice: str, target: Target, mesh: Mapping[str, int] = ONE_DEVIC
         if name not in across:
             _check_name(name, choice, target)
     asked = frozenset({first, *others} - {"auto"})
-    if "inductor" in asked and target.device == "cuda":
-        _check_inductor_compiles(target)
+    if target.device == "cuda":
+        for name in asked & _NEED_THE_GPU.keys():
+            _check_compiles(name, target)
     beside = known[first] if first in known else (first, *_entry_of(first).competing[target.device])
     names = tuple(dict.fromkeys((*beside, *others)))
     made = {name: _made(name, target.device, names[0]) for name in names}
@@ -134,16 +135,30 @@ def _entry_of(name: str) -> BackendEntry:
     return entry
 
 
-def _check_inductor_compiles(target: Target) -> None:
-    """Raise TargetError if Inductor cannot compile for the target on this machine.
-
-    Only `--backend inductor` needs this check. With "auto", other backends replace Inductor.
-    """
+def _inductor_lacks(target: str) -> str:
     from ingot.backends.inductor.emit_cuda import missing_here
 
-    if reason := missing_here(target.name):
+    return missing_here(target)
+
+
+def _tensorrt_lacks(target: str) -> str:
+    from ingot.backends.tensorrt.library import missing_here
+
+    return missing_here(target)
+
+
+# By backend that runs kernels while it compiles for a GPU: why this machine cannot compile for a target, or "".
+_NEED_THE_GPU = {"inductor": _inductor_lacks, "tensorrt": _tensorrt_lacks}
+
+
+def _check_compiles(name: str, target: Target) -> None:
+    """Raise TargetError if the backend `name`, which `--backend` names, cannot compile for the target on this machine.
+
+    With "auto", other backends replace it.
+    """
+    if reason := _NEED_THE_GPU[name](target.name):
         raise TargetError(
-            f"the backend 'inductor' compiles nothing for {target.name} here: {reason}",
+            f"the backend '{name}' compiles nothing for {target.name} here: {reason}",
             hint="compile with --backend auto, or on a machine that has the missing part",
         )
 
@@ -183,6 +198,23 @@ def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
     A backend without tile sizes is returned unchanged. Raises OptionError for sizes that its kernels do not support.
     """
     return backend.with_choices(choices) if choices and isinstance(backend, Tunable) else backend
+
+
+def on_request(target: Target) -> dict[str, str]:
+    """Return the backends that compete for `target` only if `--backend` names them.
+
+    The value says why this machine cannot compile with the backend; "" if it can.
+    """
+    found: dict[str, str] = {}
+    for name, entry in BACKENDS.items():
+        if not entry.on_request or target.device not in entry.emit:
+            continue
+        try:
+            toolchain_of(_made(name, target.device, leader=""))
+            found[name] = _NEED_THE_GPU[name](target.name) if name in _NEED_THE_GPU else ""
+        except TargetError as error:
+            found[name] = error.what
+    return found
 
 
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:

@@ -62,6 +62,7 @@ def test_choices() -> None:
         "auto": ("flashinfer", "triton", "cublas", "inductor", "reference", "rowwise"),
         "triton": ("triton", "reference", "rowwise"),
         "inductor": ("inductor", "triton", "reference", "rowwise"),
+        "tensorrt": ("tensorrt", "triton", "reference", "rowwise"),
         "reference": ("reference", "rowwise"),
     }
 
@@ -91,6 +92,7 @@ def test_what_each_backend_can_do() -> None:
         "inductor cpu": {"Compiler", "RegionCompiler"},
         "inductor cuda": {"Compiler", "RegionCompiler"},
         "onnx cpu": {"Compiler", "RegionCompiler"},
+        "tensorrt cuda": {"Compiler", "RegionCompiler"},
         "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
         "gloo cpu": {"FunctionBackend"},
         "nccl cuda": {"FunctionBackend"},

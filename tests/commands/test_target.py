@@ -26,6 +26,7 @@ def test_target(ingot: Command) -> None:
         "cache",
         "backends",
         "unavailable",
+        "on_request",
         "ops",
     ]
     assert answer["runs_here"] and not answer["unavailable"]

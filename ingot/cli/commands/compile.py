@@ -73,8 +73,9 @@ def compile_checkpoint(
     backend
         Backends that may compute. auto allows all for the target, those of installed packages included. inductor
         compiles all calls that it can. triton is for GPUs. reference needs no compiler and is slow. onnx, or a backend
-        of a package, computes the calls that it can, and reference the others. auto,NAME lets that backend compete with
-        all others, and is an error if it fails. auto,nccl leaves all sums of a mesh of GPUs to NCCL.
+        of a package, computes the calls that it can, and reference the others. tensorrt does so on a GPU, and triton
+        computes the others. auto,NAME lets that backend compete with all others, and is an error if it fails. auto,nccl
+        leaves all sums of a mesh of GPUs to NCCL.
     dtype
         Dtype of weights and activations. auto keeps the checkpoint's.
     kv_cache_dtype

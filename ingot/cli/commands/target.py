@@ -46,7 +46,7 @@ def show_target(
     if op is not None or backend != "auto" or deterministic or tuning_log is not None:
         raise OptionError("--op, --backend, --deterministic or --tuning-log without --explain", expected="--explain")
     from ingot.compile.cache import cache_root
-    from ingot.compile.competing import available
+    from ingot.compile.competing import available, on_request
     from ingot.compile.op_claims import op_claims
     from ingot.compile.outside_backend import backend_facts
     from ingot.compile.tools import tools_found
@@ -65,6 +65,7 @@ def show_target(
         "cache": str(cache_root()),
         "backends": [backend_facts(one) for one in backends],
         "unavailable": unavailable,
+        "on_request": on_request(chosen),
         "ops": [one.to_json() for one in op_claims(chosen, backends)],
     }
     print_json(answer) if json else _print(answer)
@@ -166,6 +167,9 @@ def _print(answer: dict[str, Any]) -> None:
         out, table(("backend", *columns[1:]), [tuple(one[name] for name in columns) for one in answer["backends"]])
     )
     out.print()
+    for name, reason in answer["on_request"].items():
+        text = f"{name} competes only if --backend names it" + (f", and cannot here: {reason}" if reason else "")
+        out.print(text, markup=False, soft_wrap=True)
     _print_claims(out, answer["ops"], answer["unavailable"])
 
 
