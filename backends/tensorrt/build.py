@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.backends.tensorrt.library import last_error, logger
+from ingot.backends.tensorrt.library import last_error, logger, open_engine
 from ingot.backends.tensorrt.profile import Shapes
 from ingot.ir.errors import BackendError
 
@@ -45,14 +45,6 @@ def build_engine(library: Any, model: bytes, profile: Mapping[str, Shapes], regi
     serialized = bytes(content)
     engine = open_engine(library, log, serialized, f"region {region}")
     return Engine(serialized, int(engine.get_device_memory_size_for_profile_v2(0)))
-
-
-def open_engine(library: Any, log: Any, content: bytes, where: str) -> Any:
-    """Return the engine `content`, deserialized. Raises BackendError, which names `where`, if TensorRT refuses it."""
-    engine = library.Runtime(log).deserialize_cuda_engine(content)
-    if engine is None:
-        raise BackendError(f"the TensorRT engine does not load: {last_error(log)}", where=where)
-    return engine
 
 
 def _config(library: Any, builder: Any, profile: Mapping[str, Shapes], region: str) -> Any:

@@ -1,10 +1,12 @@
 """The execution contexts of an engine: one for steps that run at once, and one for each size of captured steps."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ingot.ir.errors import BackendError
 
 Sizes = tuple[int, ...]
+Describe = Callable[[Sizes], Iterable[tuple[str, tuple[int, ...]]]]
 
 
 class Contexts:
@@ -21,7 +23,7 @@ class Contexts:
     captured have contexts of their own. All contexts get their device memory from the caller.
     """
 
-    def __init__(self, library: Any, engine: Any, describe: Any, where: str) -> None:
+    def __init__(self, library: Any, engine: Any, describe: Describe, where: str) -> None:
         self._engine, self._describe, self._where = engine, describe, where
         self._strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
         self._free: tuple[Any, Sizes | None] | None = None

@@ -1,10 +1,10 @@
-"""The TensorRT library: whether it can be used here, its version, and a log that keeps its errors for messages."""
+"""The TensorRT library: whether it can be used here, its version, its log, and engines that it reads."""
 
 import re
 from importlib import import_module
 from typing import Any
 
-from ingot.ir.errors import TargetError
+from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.machine.extras import require
 from ingot.ir.machine.target import Target
 
@@ -61,7 +61,7 @@ def product_here() -> str:
 
 
 def logger(library: Any) -> Any:
-    """Return a logger for TensorRT. `errors` is the list of the errors and warnings that it got, last ones last."""
+    """Return a logger for TensorRT. Its list `errors` has the errors that it got, the last one last."""
 
     class Log(library.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -78,3 +78,11 @@ def logger(library: Any) -> Any:
 def last_error(log: Any) -> str:
     """Return the last error that a logger got, for a message."""
     return str(log.errors[-1])[:400] if log.errors else "it gives no reason"
+
+
+def open_engine(library: Any, log: Any, content: bytes, where: str) -> Any:
+    """Return the engine `content`, deserialized. Raises BackendError, which names `where`, if TensorRT refuses it."""
+    engine = library.Runtime(log).deserialize_cuda_engine(content)  # it keeps the runtime, not the log
+    if engine is None:
+        raise BackendError(f"the TensorRT engine does not load: {last_error(log)}", where=where)
+    return engine

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ingot.backends.onnx.results import Result, places_of_symbols, read_results
 from ingot.backends.tensorrt.contexts import Contexts, Sizes
-from ingot.backends.tensorrt.library import find_library, last_error, logger, product_here
+from ingot.backends.tensorrt.library import find_library, last_error, logger, open_engine, product_here
 from ingot.backends.tensorrt.record import ALIGNMENT, ENGINE, RECORD, Record
 from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.ir.artifact.plan import Executable
@@ -69,10 +69,7 @@ class _Region:
     ) -> None:
         self._where, self._device = str(directory), device
         self._log = logger(library)  # TensorRT's objects use it as long as they live
-        self._runtime = library.Runtime(self._log)
-        self._engine = self._runtime.deserialize_cuda_engine(content)
-        if self._engine is None:
-            raise BackendError(f"the TensorRT engine does not load: {last_error(self._log)}", where=self._where)
+        self._engine = open_engine(library, self._log, content, self._where)
         self._memory = int(self._engine.get_device_memory_size_for_profile_v2(0))
         if self._memory > record.memory:
             raise BackendError(

@@ -29,7 +29,7 @@ def test_target(ingot: Command) -> None:
         "on_request",
         "ops",
     ]
-    assert answer["runs_here"] and not answer["unavailable"]
+    assert answer["runs_here"] and not answer["unavailable"] and answer["on_request"] == {"onnx": ""}
     ops = {one["op"].removeprefix("ingot."): one for one in answer["ops"]}
     assert ops.keys() == OPS.keys()
     assert ops["linear"]["backends"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
@@ -38,6 +38,17 @@ def test_target(ingot: Command) -> None:
     assert any("is not fusible (T=512)" in reason for reason in ops["sample"]["refusals"])
     text = ingot("target", "--target", "cpu").out
     assert "ingot.paged_attention" in text and "is not fusible" in text
+
+
+def test_backends_on_request_are_listed_with_what_they_lack(ingot: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot.ir.machine import extras
+
+    installed = extras.is_installed
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "tensorrt" and installed(module))
+    lacks = "the backend 'tensorrt' needs the package 'tensorrt-cu13', which is not installed"
+    text = ingot("target", "--target", "sm_90").out
+    assert f"tensorrt competes only if --backend names it, and cannot here: {lacks}\n" in text
+    assert "peer competes only if --backend names it\n" in text and "onnx competes" not in text
 
 
 def test_explain_has_every_answer(ingot: Command) -> None:
