@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorrt_bindings import read_bindings, read_table
+from published_tensorrt import read_bindings, read_table
 
 TABLE = read_table()
 

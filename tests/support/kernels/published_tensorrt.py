@@ -3,7 +3,7 @@
 The package `tensorrt-cu13-bindings` links with libraries that it does not bring. Of them it needs a few functions, and
 calls none while it is imported. A small library in their place is enough to read all signatures:
 
-    python tests/support/kernels/tensorrt_bindings.py FOLDER    # FOLDER holds the unpacked wheel
+    python tests/support/kernels/published_tensorrt.py FOLDER    # FOLDER holds the unpacked wheel
 
 prints what `tensorrt_signatures.json` holds, for the names that it has.
 """
