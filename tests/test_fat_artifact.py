@@ -240,6 +240,58 @@ def test_commands_take_a_variant(made: CompileReport, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["tried"] is False
 
 
+def test_report_and_benchmarks_take_a_variant(
+    made: CompileReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = str(made.output), tmp_path / "page.html"
+    assert run(INGOT, ["report", path, "-o", str(page), "--variant", "sm_100"]) == 0
+    assert made.variants["sm_100"].build_id in page.read_text()
+    assert run(INGOT, ["report", path, "-o", str(page)]) == 0
+    assert made.variants["cpu"].build_id in page.read_text()
+    capsys.readouterr()
+    lengths = ["--input-len", "4", "--output-len", "2"]
+    for command in (
+        ["latency", *lengths, "--num-iters", "1", "--num-iters-warmup", "0"],
+        ["throughput", *lengths, "--num-prompts", "1"],
+        ["serve-sim", *lengths, "--num-prompts", "1"],
+        ["startup", "--input-len", "4"],
+    ):
+        assert run(INGOT, ["bench", command[0], path, *command[1:], "--variant", "sm_86"]) == 2
+        assert "no variant 'sm_86'" in capsys.readouterr().err
+    assert (
+        run(INGOT, ["bench", "throughput", path, *lengths, "--num-prompts", "1", "--variant", "cpu", "--json", "-"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["num_requests"] == 1
+    assert run(INGOT, ["bench", "latency", path, *lengths, "--batch-size", "1", "--variant", "sm_90"]) == 2
+    assert "compiled for a GPU, sm_90" in capsys.readouterr().err
+
+
+def test_diff_takes_the_variant_of_each_side(
+    made: CompileReport, plain: CompileReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fat, one = str(made.output), str(plain.output)
+
+    def diff(*arguments: str) -> str:
+        assert run(INGOT, ["diff", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert (
+        diff(fat, one)
+        == diff(fat, one, "--variant", "cpu")
+        == diff(fat, fat, "--variant", "sm_90")
+        == "no differences\n"
+    )
+    between = diff(fat, fat, "--variant", "cpu,sm_90")
+    assert "~ target device cpu -> cuda\n" in between
+    assert between == diff(f"{fat}/variants/cpu", f"{fat}/variants/sm_90")
+    assert diff(f"{fat}:cse@FUSED", f"{fat}:FUSED", "--variant", "sm_80,sm_100")
+    assert run(INGOT, ["diff", fat, one, "--variant", "sm_90"]) == 2
+    assert "no variant 'sm_90'" in capsys.readouterr().err
+    assert run(INGOT, ["diff", fat, fat, "--variant", "cpu,sm_80,sm_90"]) == 2
+    assert "one variant, or two with a comma" in capsys.readouterr().err
+
+
 def test_why_miss_compares_the_variant(
     made: CompileReport, checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,17 +26,17 @@ class Side:
     artifact: Artifact | None = None
 
 
-def read_side(text: str) -> Side:
+def read_side(text: str, variant: str | None = None) -> Side:
     """Read an argument of `ingot diff` and load the programs that it names.
 
     The argument is `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs. PASS selects the programs
     after that pass, and STAGE the programs at the end of that stage. `@` and a name may follow, as in
-    `ARTIFACT:cse@decode`. The name selects a bucket class, an entry or a stage. Raises IngotError if the argument
-    cannot be read.
+    `ARTIFACT:cse@decode`. The name selects a bucket class, an entry or a stage. `variant` is the variant of a fat
+    artifact; None: this machine's. A file has none. Raises IngotError if the argument cannot be read.
     """
     path = Path(text)
     if path.is_dir():
-        artifact = open_artifact(path)
+        artifact = open_artifact(path, variant=variant)
         return Side(text, _by_key(_parsed(artifact.read_text("program.ir"), text)), artifact)
     if path.is_file():
         return Side(text, _by_key(_parsed(_read_file(path), text)))
@@ -47,7 +47,7 @@ def read_side(text: str) -> Side:
             expected="NAME.ingot, NAME.ingot:PASS, NAME.ingot:PASS@BUCKET, NAME.ingot:STAGE or NAME.ir",
         )
     name, _, which = step.partition("@")
-    texts = _step_texts(open_artifact(folder), name)
+    texts = _step_texts(open_artifact(folder, variant=variant), name)
     found = [
         (key, program)
         for key, one in texts.items()

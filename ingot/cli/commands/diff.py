@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from ingot.cli.commands import AsJson
 from ingot.cli.console import console, print_json
+from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
     from ingot.debug.diff import PairDiff, SidesDiff
@@ -20,6 +21,7 @@ def diff_artifacts(
     /,
     *,
     exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    variant: str | None = None,
     json: AsJson = False,
 ) -> int:
     """Show the differences in meaning between two artifacts, or between two steps of a compile.
@@ -36,16 +38,30 @@ def diff_artifacts(
         What to compare with it, in one of these forms.
     exit_code
         Exit with 3 if they differ.
+    variant
+        The variant of fat artifacts, by its target, as in sm_90. Two, as in sm_80,sm_90: the one of `before`, and the
+        one of `after`. Default: the one for this machine.
     """
     from ingot.debug.diff import diff_sides
     from ingot.debug.sides import read_side
 
-    found = diff_sides(read_side(before), read_side(after))
+    first, second = _variants(variant)
+    found = diff_sides(read_side(before, first), read_side(after, second))
     if json:
         print_json(found.to_json())
     else:
         _print(found)
     return DIFFERS if exit_code and found else 0
+
+
+def _variants(text: str | None) -> tuple[str | None, str | None]:
+    """Return the variants of the two sides, given the value of --variant."""
+    if text is None:
+        return None, None
+    first, *others = text.split(",")
+    if len(others) > 1:
+        raise OptionError(f"--variant {text:.80}", expected="one variant, or two with a comma between them")
+    return first, (others or [first])[0]
 
 
 def _print(found: "SidesDiff") -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import ArtifactFolder, Flag
+from ingot.cli.commands import ArtifactFolder, Flag, Variant
 from ingot.cli.console import console, size_text
 from ingot.ir.errors import OutputError
 
@@ -17,6 +17,7 @@ def report_artifact(
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"))],
     start_up: Flag = False,
+    variant: Variant = None,
 ) -> None:
     """Write the record of a compile as one page for a browser: passes, programs, times, memory, backends.
 
@@ -35,7 +36,7 @@ def report_artifact(
     path = Path(output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"'{output}' is not the name of a page", where="--output", expected="NAME.html")
-    opened = open_artifact(artifact)
+    opened = open_artifact(artifact, variant=variant)
     report = read_report(opened, measure_start_up(opened.folder) if start_up else None)
     page = report_page(report).encode()
     _write(path, page)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.commands import ArtifactFolder
+from ingot.cli.commands import ArtifactFolder, Variant
 from ingot.cli.commands.bench import options, tell
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def bench_latency(
     num_iters_warmup: int = 10,
     num_iters: int = 30,
     seed: int = 0,
+    variant: Variant = None,
     json: options.JsonFile = None,
 ) -> None:
     """Measure the latency of one batch of equal requests, from submission to the last token.
@@ -58,7 +59,7 @@ def bench_latency(
     from ingot.cli.progress import live_progress
     from ingot.runtime.loading.artifact import open_artifact
 
-    opened = open_artifact(artifact, verify=False)
+    opened = open_artifact(artifact, verify=False, variant=variant)
     longest = options.limit(opened, "max_seq_len")
     options.at_most(longest, opened, "tokens of a sequence", input_len=input_len, output_len=output_len)
     options.at_most(options.limit(opened, "max_batch"), opened, "sequences at once", batch_size=batch_size)

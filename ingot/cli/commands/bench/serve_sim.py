@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ingot.cli.commands import ArtifactFolder, Flag
+from ingot.cli.commands import ArtifactFolder, Flag, Variant
 from ingot.cli.commands.bench import options, tell
 from ingot.cli.commands.bench.requests import SPREAD, SpreadRequests
 from ingot.cli.commands.bench.served import serve
@@ -32,6 +32,7 @@ def bench_serve_sim(
     goodput: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
     metric_percentiles: str = "99",
     save_detailed: Flag = False,
+    variant: Variant = None,
     json: options.JsonFile = None,
 ) -> None:
     """Measure the token latencies of requests that arrive over time. The engine runs in this process.
@@ -69,7 +70,7 @@ def bench_serve_sim(
     from ingot.bench.workload import arrival_times
     from ingot.runtime.loading.artifact import open_artifact
 
-    opened = open_artifact(artifact, verify=False)
+    opened = open_artifact(artifact, verify=False, variant=variant)
     lengths = requests.lengths(opened)
     arrivals = arrival_times(requests.num_prompts, request_rate, burstiness, requests.seed)
     run, steps = serve(

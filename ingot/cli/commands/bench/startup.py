@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ingot.cli.commands import ArtifactFolder
+from ingot.cli.commands import ArtifactFolder, Variant
 from ingot.cli.commands.bench import options, tell
 from ingot.ir.errors import ArtifactError
 
@@ -14,6 +14,7 @@ def bench_startup(
     num_iters: int = 5,
     input_len: int = 128,
     timeout: float = 300.0,
+    variant: Variant = None,
     json: options.JsonFile = None,
 ) -> None:
     """Measure the time from the start of a process until it can serve, and to its first token.
@@ -42,7 +43,7 @@ def bench_startup(
     from ingot.cli.progress import live_progress
     from ingot.runtime.loading.artifact import open_artifact
 
-    opened = open_artifact(Path(artifact), verify=False)
+    opened = open_artifact(Path(artifact), verify=False, variant=variant)
     longest = options.limit(opened, "max_seq_len")
     options.at_most(longest - 1, opened, "tokens of a sequence but one", input_len=input_len)
     starts: list[Start] = []

@@ -1,6 +1,6 @@
 """`ingot bench throughput`: measure the tokens per second of many requests that are submitted at once."""
 
-from ingot.cli.commands import ArtifactFolder
+from ingot.cli.commands import ArtifactFolder, Variant
 from ingot.cli.commands.bench import options, tell
 from ingot.cli.commands.bench.requests import EQUAL, Requests
 from ingot.cli.commands.bench.served import serve
@@ -11,6 +11,7 @@ def bench_throughput(
     /,
     *,
     requests: Requests = EQUAL,
+    variant: Variant = None,
     json: options.JsonFile = None,
 ) -> None:
     """Measure the tokens per second of many requests that are submitted at once.
@@ -30,7 +31,7 @@ def bench_throughput(
     from ingot.bench.metrics import throughput_metrics
     from ingot.runtime.loading.artifact import open_artifact
 
-    opened = open_artifact(artifact, verify=False)
+    opened = open_artifact(artifact, verify=False, variant=variant)
     lengths = requests.lengths(opened)
     run, steps = serve(opened, lengths, prefix_len=requests.prefix_len, seed=requests.seed, stream=False)
     metrics = throughput_metrics(run)
