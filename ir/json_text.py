@@ -17,6 +17,38 @@ def dump_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
+# Columns of a list or an object on one line, without the key before it. A diff or a terminal shows them unwrapped.
+_WIDTH = 120
+
+
+def dump_lines(value: object) -> str:
+    """Return `value` as JSON text for a file that people read too. It is the same on every machine.
+
+    It differs from the text of `dump_json` in white space alone: a list or an object that fits on a line is on one
+    line. A plan takes two thirds of the bytes so. Raises what `dump_json` raises.
+    """
+    return _lines(value, 0) + "\n"
+
+
+def _lines(value: object, indent: int) -> str:
+    if not isinstance(value, dict | list | tuple) or not value:
+        return json.dumps(value, ensure_ascii=True, allow_nan=False)
+    if isinstance(value, dict):
+        items = [f"{_key(key)}: {_lines(item, indent + 1)}" for key, item in sorted(value.items())]
+    else:
+        items = [_lines(item, indent + 1) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    # Brackets, and commas with a space. An item of several lines is longer than a line.
+    if indent + 2 + sum(map(len, items)) + 2 * (len(items) - 1) <= _WIDTH and not any("\n" in one for one in items):
+        return begin + ", ".join(items) + end
+    margin = "\n" + " " * (indent + 1)
+    return begin + margin + ("," + margin).join(items) + "\n" + " " * indent + end
+
+
+def _key(key: object) -> str:
+    return json.dumps({key: 0}, ensure_ascii=True)[1:-4]  # without the braces and ": 0"
+
+
 def parse_json(data: bytes, *, strict: bool = True) -> object:
     """Parse JSON text in UTF-8 from a file that may be malicious, and return its value.
 

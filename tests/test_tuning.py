@@ -115,7 +115,9 @@ def test_given_tiles_are_compiled_and_lacking_ones_are_said(
 
     # All but the region of that product is as it was.
     (key,) = _executables(report) - _executables(plain)
-    assert json.loads((report.output / EXECUTABLES).read_text())[key]["tiles"] == [_faster(first).decides()]
+    assert json.loads((report.output / EXECUTABLES).read_text())["documents"][key]["tiles"] == [
+        _faster(first).decides()
+    ]
     launches = json.loads((report.output / "exe" / "sm_90" / key / "launches.json").read_text())["launches"]
     assert [launch["warps"] for launch in launches] == [_faster(first).tiles["warps"]]
 

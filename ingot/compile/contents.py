@@ -17,7 +17,7 @@ from ingot.compile.publish import Sealed
 from ingot.ir.artifact.backend_times import BackendTimes, Decision
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
-from ingot.ir.artifact.record import PassRecord
+from ingot.ir.artifact.record import PassRecord, encode_refusals
 from ingot.ir.artifact.trace import Level, encode_trace, trace_name
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
@@ -98,12 +98,12 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
                     node.name: Decision.of(found).model_dump(mode="json") for node, found in _contests(program)
                 },
                 "tiles": _tiles(program, tiles),
-                "refusals": [
-                    {"node": refusal.node, "reason": refusal.reason}
+                "refusals": encode_refusals(
+                    refusal
                     for record in one.records
                     if record.name == "choose-backends" and record.bucket == bucket
                     for refusal in record.refusals
-                ],
+                ),
             }
     return choices
 

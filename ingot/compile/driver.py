@@ -33,6 +33,7 @@ from ingot.compile.timing.tuning_log import LACKS, log_of, with_reasons
 from ingot.ir.adapters.sites import adapter_sites
 from ingot.ir.artifact.adapters import ADAPTED, ADAPTERS_FILE
 from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.documents import encode_documents
 from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.artifact.manifest_file import VARIANTS_FOLDER
 from ingot.ir.artifact.plan import PlanFile, Plans
@@ -476,7 +477,9 @@ def _write_executables(request: Request, writer: WritableFiles, emitter: Emitter
         folder = f"exe/{request.target.name}/{executable.id}"
         for name in executable.files:
             shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
-    writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
+    writer.write_json(
+        EXECUTABLES, encode_documents({one.id: emitter.documents[one.id] for one in plans.all_executables()})
+    )
 
 
 def _golden_run(

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 from ingot.ir.artifact.manifest import path_problem
 from ingot.ir.errors import InternalError, OutputError
-from ingot.ir.json_text import dump_json
+from ingot.ir.json_text import dump_lines
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
@@ -38,8 +38,8 @@ class WritableFiles(ABC):
         self.write_bytes(relpath, text.encode("utf-8"))
 
     def write_json(self, relpath: str, value: object) -> None:
-        """Write `value` to one file as canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
-        self.write_text(relpath, dump_json(value))
+        """Write `value` to one file as JSON. Raises OSError, InternalError, and the errors of `dump_lines`."""
+        self.write_text(relpath, dump_lines(value))
 
 
 class FolderWriter(WritableFiles):

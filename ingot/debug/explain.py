@@ -15,6 +15,7 @@ from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.record import Refusal
+from ingot.ir.artifact.refusals import RefusalTable
 from ingot.ir.artifact.trace import trace_name
 from ingot.ir.artifact.tuning import Choice as TileChoice
 from ingot.ir.cache.summary import CacheSummary
@@ -78,16 +79,11 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True)  # fields that are not listed are ignored
 
 
-class _Refusal(_Record):
-    node: str
-    reason: str
-
-
 class _Choice(_Record):
     candidates: dict[str, dict[str, float]] = {}
     contests: dict[str, Decision] = {}
     tiles: dict[str, tuple[TileChoice, ...]] = {}
-    refusals: tuple[_Refusal, ...] = ()
+    refusals: RefusalTable = RefusalTable()
 
 
 class _Times(_Record):
@@ -134,7 +130,7 @@ def _calls(
 ) -> Iterator[Call]:
     sizes = step_sizes(step, program, limits_of(artifact).page_size)
     refused: dict[str, dict[str, str]] = {}
-    for refusal in choice.refusals:
+    for refusal in choice.refusals.refusals():
         backend, _, reason = refusal.reason.partition(": ")
         refused.setdefault(refusal.node, {})[backend] = reason
     # The plan has an instruction for each call, except those that only take one of several results.

@@ -6,6 +6,7 @@ from typing import Any
 
 from ingot.debug.identity_diff import Change, Document, changes
 from ingot.ir.artifact.digest import CHUNK_BYTES, digest_json
+from ingot.ir.artifact.documents import decode_documents
 from ingot.ir.artifact.manifest import EXECUTABLES, REQUEST
 from ingot.ir.errors import ArtifactError
 from ingot.runtime.loading.artifact import Artifact
@@ -116,10 +117,15 @@ def identity_of(artifact: Artifact) -> Document:
 
 
 def _executables(artifact: Artifact) -> Mapping[str, Document]:
-    stored = artifact.read_json(EXECUTABLES)
-    if not isinstance(stored, dict) or stored.keys() != set(artifact.manifest.exe_keys):
+    try:
+        found = decode_documents(artifact.read_json(EXECUTABLES))
+    except ValueError as error:
+        raise ArtifactError(
+            f"{EXECUTABLES} is malformed: {error}", where=str(artifact.folder), hint="compile the model again"
+        ) from None
+    if found.keys() != set(artifact.manifest.exe_keys):
         raise ArtifactError(f"{EXECUTABLES} is malformed", where=str(artifact.folder), hint="compile the model again")
-    return stored
+    return found
 
 
 # Executables.

@@ -10,6 +10,7 @@ other. An artifact is a folder:
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
+                      (`ingot.ir.artifact.documents`: values that documents have in common are written once)
     tuning.json       the tile sizes of kernels, if any (`ingot.ir.artifact.tuning`); another compile can use them
     everything else   listed in `Manifest.files`
 
@@ -27,7 +28,7 @@ from ingot.ir.artifact.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"

@@ -1,8 +1,9 @@
 """The records of pass runs: the program before and after each run, its rewrites and refusals."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 
@@ -26,6 +27,16 @@ class Refusal:
 
     node: str
     reason: str
+
+
+def encode_refusals(refusals: Iterable[Refusal]) -> dict[str, Any]:
+    """Return refusals as the JSON value of an `ingot.ir.artifact.refusals.RefusalTable`."""
+    reasons: dict[str, int] = {}
+    nodes = [
+        [node, [reasons.setdefault(one.reason, len(reasons)) for one in group]]
+        for node, group in groupby(refusals, key=lambda one: one.node)
+    ]
+    return {"reasons": list(reasons), "nodes": nodes}
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,7 @@ class PassRecord:
             "stage": self.stage,
             "matches": self.matches,
             "rewrites": [[one.anchor, one.origin, list(one.made)] for one in self.rewrites],
-            "refusals": [{"node": refusal.node, "reason": refusal.reason} for refusal in self.refusals],
+            "refusals": encode_refusals(self.refusals),
             "op_count_diff": self.op_count_diff,
             "numerics": self.numerics.value,
         }

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from ingot.ir.artifact.delta import decode_delta, encode_delta
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.record import Numerics, PassRecord, Refusal, Rewrite
+from ingot.ir.artifact.refusals import RefusalTable
 from ingot.ir.errors import ArtifactError, OptionError
 
 if TYPE_CHECKING:
@@ -63,11 +64,6 @@ class _Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _RefusalRow(_Schema):
-    node: str
-    reason: str
-
-
 class PassRun(_Schema):
     """One run of a pass, as passes.json records it. `PassRecord` explains the fields.
 
@@ -84,7 +80,7 @@ class PassRun(_Schema):
     stage: str
     matches: int
     rewrites: tuple[tuple[str, str, tuple[str, ...]], ...]
-    refusals: tuple[_RefusalRow, ...]
+    refusals: RefusalTable
     op_count_diff: dict[str, int]
     numerics: Numerics
     before: str | None = None
@@ -203,7 +199,7 @@ class TraceEntry:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        return tuple(Refusal(one.node, one.reason) for one in self.run.refusals)
+        return self.run.refusals.refusals()
 
     @property
     def op_count_diff(self) -> dict[str, int]:

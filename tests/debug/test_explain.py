@@ -17,6 +17,7 @@ from ingot.debug.explained import BucketCosts, Call, Explained
 from ingot.debug.requested_step import RequestedStep, StepLimits
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import Refusal, encode_refusals
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.ops.registry import Cost
 
@@ -142,10 +143,12 @@ def test_a_shared_region_names_the_layer_of_each_call(artifact: Artifacts, tmp_p
 def test_near_misses_by_reason(copied: Path) -> None:
     def refusals(runs: Any) -> None:
         (run,) = [one for one in runs if one["name"] == "merge-linears"]
-        run["refusals"] = [
-            *({"node": f"linear_{i}", "reason": f"param 'layers.{i}.q.weight' has other uses"} for i in range(32)),
-            {"node": "linear_99", "reason": "%view_7 is no param"},
-        ]
+        run["refusals"] = encode_refusals(
+            [
+                *(Refusal(f"linear_{i}", f"param 'layers.{i}.q.weight' has other uses") for i in range(32)),
+                Refusal("linear_99", "%view_7 is no param"),
+            ]
+        )
 
     edit_json(copied, "trace/passes.json", refusals)
     (run,) = [one for one in explain(copied).passes if one.name == "merge-linears"]

@@ -66,7 +66,7 @@ def test_an_op_without_a_kernel_is_served_by_inductor(tmp_path: Path) -> None:
     choices: Mapping[str, Any] = json.loads((made / "choices.json").read_text())
     for name, chosen in choices.items():
         assert "inductor" in chosen["backends"].values(), name
-        assert any(one["reason"] == "triton: no kernel for ingot.swiglu" for one in chosen["refusals"]), name
+        assert "triton: no kernel for ingot.swiglu" in chosen["refusals"]["reasons"], name
     assert "swiglu" not in (made / "plan.json").read_text(), "no instruction calls the op itself"
     assert open_artifact(made).manifest.versions == {"torch": torch.__version__}
 

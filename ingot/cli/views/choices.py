@@ -12,6 +12,7 @@ from ingot.cli.views.filter import Filter
 from ingot.cli.views.lines import read_programs
 from ingot.cli.views.programs import FINAL
 from ingot.ir.artifact.backend_times import Decision
+from ingot.ir.artifact.refusals import RefusalTable
 from ingot.ir.artifact.tuning import Choice as TileChoice
 from ingot.ir.artifact.tuning import read_choices
 from ingot.ir.errors import ArtifactError, OptionError
@@ -81,8 +82,8 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
         for program in programs:
             chosen = stored[program.title]
             refused: dict[str, list[str]] = {}
-            for one in chosen["refusals"]:
-                refused.setdefault(one["node"], []).append(one["reason"])
+            for one in RefusalTable.model_validate(chosen["refusals"]).refusals():
+                refused.setdefault(one.node, []).append(one.reason)
             compilers = {line.name: line.backend for line in program.lines if line.kind == "region"}
             for line in program.lines:
                 if line.kind != "call" or line.op == "getitem" or not wanted.takes(line):
