@@ -121,6 +121,10 @@ class ExportError(IngotError):
     """A model, or a part of one, that an export's format cannot express."""
 
 
+class ConversionError(IngotError):
+    """A model that a conversion into another architecture cannot keep, or a size that its heads do not allow."""
+
+
 class OutputError(IngotError):
     """An output path that cannot be written, or that exists already."""
 

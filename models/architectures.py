@@ -57,6 +57,7 @@ from ingot.models.families import (
     stablelm,
     starcoder2,
     telechat,
+    transmla,
 )
 from ingot.models.known_fields import known_fields, spec_words
 from ingot.models.unknown_fields import Unknown, refuse_meaning, unknown_fields
@@ -201,6 +202,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "llama4", llama4.text_part, DECODER, default=131_072, part="text_config"
     ),
     "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
+    "LlamaMLAForCausalLM": Architecture("llama_mla", transmla.llama_mla, DECODER),
     "LongcatFlashForCausalLM": Architecture("longcat_flash", longcat.longcat_flash, DECODER, default=131_072),
     "MiMoForCausalLM": Architecture("mimo", mimo.mimo, DECODER),
     "MiMoV2FlashForCausalLM": Architecture("mimo_v2_flash", mimo_v2.mimo_v2_flash, DECODER, default=131_072),
@@ -226,6 +228,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", qwen_moe.qwen2_moe, DECODER, default=32_768),
     "Qwen3ForCausalLM": Architecture("qwen3", qwen.qwen3, DECODER),
+    "Qwen3MLAForCausalLM": Architecture("qwen3_mla", transmla.qwen3_mla, DECODER),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", qwen_moe.qwen3_moe, DECODER, default=32_768),
     "RWForCausalLM": Architecture("falcon", falcon.refined_web, DECODER),
     "SeedOssForCausalLM": Architecture("seed_oss", llama.seed_oss, DECODER),

@@ -242,7 +242,7 @@ _GENERAL = """
     attn_impl keys_to_ignore_at_inference is_llama_config use_parallel_embedding predict_special_tokens n_special onnx
     text_config vision_config audio_config mm_tokens_per_image vision_soft_tokens_per_image audio_soft_tokens_per_image
     num_nextn_predict_layers num_mtp_layers ep_size learned_pos_emb _from_model_config attention_softmax_in_fp32
-    scale_attention_softmax_in_fp32 masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi verbose
+    scale_attention_softmax_in_fp32 masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi verbose transmla
 """
 GENERIC = frozenset(_GENERAL.split())
 # Fields of training only (dropout under all its names, weight initialization, losses, gradients), and token ids.

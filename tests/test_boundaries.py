@@ -16,6 +16,7 @@ ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
 FRONT = (
     "bench",
     "compile",
+    "convert",
     "debug",
     "export",
     "harness",

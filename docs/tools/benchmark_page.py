@@ -13,6 +13,8 @@ from markdown_table import table
 from natural_order import natural_order as _ordered
 from quality_page import TITLE, quality_section
 from results import RESULTS, Figure, Result, read_result
+from transmla_page import TITLE as TRANSMLA_TITLE
+from transmla_page import transmla_section
 from units import quantity
 
 BENCHMARKS = RESULTS.parent
@@ -52,8 +54,13 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
         lines.append(f"## {TITLE}\n")
     for result in quality:
         lines += [*quality_section(result), "", provenance(result), ""]
+    converted = [one for one in by_name if one.name.startswith("transmla")]
+    if converted:
+        lines.append(f"## {TRANSMLA_TITLE}\n")
+    for result in converted:
+        lines += [*transmla_section(result), "", provenance(result), ""]
     for result in by_name:
-        if result not in (*engines, *kernels, *servers, *quality):
+        if result not in (*engines, *kernels, *servers, *quality, *converted):
             lines += [*_plain(result, plots), ""]
     return "\n".join(lines), plots
 

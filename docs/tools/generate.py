@@ -25,6 +25,7 @@ BUILT = (
     "quantization",
     "quantizing",
     "export",
+    "convert",
 )
 
 

@@ -25,6 +25,7 @@ from ingot.models.blocks.experts import ExpertsSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
 from ingot.models.blocks.laurel import LaurelSpec
 from ingot.models.blocks.layer import LayerSpec
+from ingot.models.blocks.normed_latent_attention import NormedLatentAttentionSpec
 from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.models.blocks.shortcut import ShortcutStartSpec
@@ -202,6 +203,8 @@ _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "mlp_layer_types": ["sparse"] * _LAYERS,
     },
+    "llama_mla": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "qwen3_mla": {"kv_lora_rank": 32, "qk_rope_head_dim": 16},
     "longcat_flash": {
         "num_key_value_heads": 4,
         "qk_rope_head_dim": 16,
@@ -298,7 +301,7 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
     for branch in layer.branches if isinstance(layer, LayerSpec) else ():
         traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
         traits[f"{branch.name}_stream_norm"] = bool(branch.stream_norm)
-    latent = [block for block in blocks if isinstance(block, LatentAttentionSpec)]
+    latent = [block for block in blocks if isinstance(block, LatentAttentionSpec | NormedLatentAttentionSpec)]
     rotaries = {one.rotary for one in (*_attentions(spec), *latent) if one.rotary is not None}
     for one in (layer, *blocks, *rotaries, *others):
         traits[type(one).__name__] = True
@@ -307,7 +310,10 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
         if isinstance(one, ExpertsSpec):
             traits |= _of_experts(one)
             continue
+        if isinstance(one, NormedLatentAttentionSpec):
+            continue
         if isinstance(one, LatentAttentionSpec):
+            traits |= {"latent.kv_norm": False} if one.kv_norm is None else {}
             traits |= {"latent.q_rank": one.q_rank is not None}
             traits |= {"latent.q_scale": True} if one.q_scale is not None else {}
             continue

@@ -17,6 +17,7 @@ from ingot.cli.commands.bench import BENCH
 from ingot.cli.commands.bisect import bisect_artifact
 from ingot.cli.commands.check import check_checkpoints
 from ingot.cli.commands.compile import compile_checkpoint
+from ingot.cli.commands.convert import convert_checkpoint
 from ingot.cli.commands.diff import diff_artifacts
 from ingot.cli.commands.eval import evaluate_model
 from ingot.cli.commands.explain import explain_artifact
@@ -54,6 +55,7 @@ INGOT.command(BENCH)
 INGOT.command(bisect_artifact, name="bisect", usage="Usage: ingot bisect ARTIFACT [OPTIONS]")
 INGOT.command(check_checkpoints, name="check", usage="Usage: ingot check CHECKPOINT… [OPTIONS]")
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
+INGOT.command(convert_checkpoint, name="convert", usage="Usage: ingot convert SOURCE OUTPUT --to mla [OPTIONS]")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
 INGOT.command(run_batch_file, name="run-batch", usage="Usage: ingot run-batch -i FILE -o FILE --model MODEL [OPTIONS]")
 INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]", config=SERVE_SOURCES)

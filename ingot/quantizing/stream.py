@@ -66,12 +66,14 @@ class Stream:
 
     - `read`: returns a checkpoint tensor by name
     - `on_call`: receives the number of finished calls and the total
+    - `watched`: by node, a function that receives the index and the value of each lane, once the node is computed
     """
 
     program: Program
     read: Read
     lanes: Sequence[Lane]
     on_call: Callable[[int, int], None] = lambda done, total: None
+    watched: Mapping[fx.Node, Callable[[int, Value], None]] = field(default_factory=dict)
     _shared: dict[fx.Node, Value] = field(default_factory=dict)
     _own: list[dict[fx.Node, Value]] = field(default_factory=list)
 
@@ -91,6 +93,9 @@ class Stream:
         tail = _tail(calls, output)
         for done, node in enumerate(calls[:tail], 1):
             self._everywhere(node, at_linear)
+            if (watch := self.watched.get(node)) is not None:
+                for index in range(len(self.lanes)):
+                    watch(index, self.value(index, node))
             self._forget(node, last)
             self.on_call(done, len(calls))
         replaced = {node: at_linear(node) for node in calls[tail:] if self._is_weighted(node)}

@@ -53,16 +53,19 @@ class CalibrationText:
         """Return the text with as many tokens to quantize with as fit into memory, for linears of `columns` inputs."""
         return replace(self, sequences=_first(self.sequences, MOST_NUMBERS // columns))
 
-    def check(self, columns: int) -> None:
-        """Raise CalibrationError if there are too few tokens for linears with up to `columns` inputs."""
+    def check(self, columns: int, what: str = "the widest weight has {columns} inputs") -> None:
+        """Raise CalibrationError if there are too few tokens for linears with up to `columns` inputs.
+
+        `what` is the reason in the message.
+        """
         least = min(columns, ENOUGH_TOKENS)
         short = min(self.tokens, sum(map(len, self.held_out)))
         if short < least:
             raise CalibrationError(
-                f"the calibration text has {self.tokens} tokens to quantize with and "
+                f"the calibration text has {self.tokens} tokens to calibrate with and "
                 f"{sum(map(len, self.held_out))} to measure on",
                 where=self.name,
-                expected=f"at least {least} of each, so about {2 * least}: the widest weight has {columns} inputs",
+                expected=f"at least {least} of each, so about {2 * least}: {what.format(columns=columns)}",
                 hint=f"give more text, or --calibrate {BUILTIN}",
             )
 

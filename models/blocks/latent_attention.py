@@ -1,8 +1,9 @@
 """Multi-head latent attention (arXiv 2405.04434): the keys and values of all heads are made of one latent per token."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from ingot.ir import ops
 from ingot.ir.types import Split
@@ -43,14 +44,16 @@ class LatentAttentionSpec:
     rotated       elements of a head's query that are rotated, and of the rotated key that all heads share
     value_width   elements of a head's value
     rank          elements of the latent of keys and values
-    kv_norm       norm of that latent
+    kv_norm       norm of that latent; None: no norm
     kv_factor     factor on the latent after its norm; None: no factor
     q_rank        elements of the latent of q; None: q has no latent
     q_norm        norm of the latent of q; None without one
     scale         factor on scores
     bias          whether the linears to the latents have biases
+    q_bias        whether the linear of q has a bias, if q has no latent
     o_bias        whether the output linear has a bias
     rotary        rotary embedding of the rotated parts
+    rope_heads    number of equal parts of the rotated elements. Each part is rotated by the whole rotary table.
     q_scale       factor on q by position; None: no such factor
     names         names of the tensors in the checkpoint
     """
@@ -60,19 +63,23 @@ class LatentAttentionSpec:
     rotated: int
     value_width: int
     rank: int
-    kv_norm: NormSpec
+    kv_norm: NormSpec | None
     scale: float
     kv_factor: float | None = None
     q_rank: int | None = None
     q_norm: NormSpec | None = None
     bias: bool = False
+    q_bias: bool = False
     o_bias: bool = False
     rotary: RotarySpec = field(default_factory=RotarySpec)
+    rope_heads: int = 1
     q_scale: PositionScaleSpec | None = None
     names: LatentNames = LatentNames()
 
     def __post_init__(self) -> None:
         assert (self.q_rank is None) == (self.q_norm is None), "the latent of q has a norm"
+        assert self.q_rank is None or not self.q_bias, "q has a latent"
+        assert self.rotated % self.rope_heads == 0, "the parts of the rotated elements are equal"
 
     def build(self, place: Place, hidden: int, layer: int) -> "LatentAttention":
         return LatentAttention(self, place / self.names.place, hidden, layer)
@@ -91,22 +98,17 @@ class LatentAttention(LinearsFirst):
         q_size = spec.heads * (spec.inner + spec.rotated)
         by_head = Split("tp", 0, unit=spec.inner + spec.rotated)
         self.kv_down = Linear(place / names.kv_down, hidden, spec.rank + spec.rotated, bias=spec.bias)
-        self.kv_norm = Norm(spec.kv_norm, place, spec.rank)
+        self.kv_norm = None if spec.kv_norm is None else Norm(spec.kv_norm, place, spec.rank)
         self.q_down = self.q_norm = None
         if spec.q_rank is None or spec.q_norm is None:
-            self.q = Linear(place / names.q, hidden, q_size, split=by_head)
+            self.q = Linear(place / names.q, hidden, q_size, bias=spec.q_bias, split=by_head)
             self.first = (self.q, self.kv_down)
         else:
             self.q_down = Linear(place / names.q_down, hidden, spec.q_rank, bias=spec.bias)
             self.q_norm = Norm(spec.q_norm, place, spec.q_rank)
             self.q = Linear(place / names.q_up, spec.q_rank, q_size, split=by_head)
             self.first = (self.q_down, self.kv_down)
-        sizes = {"k": spec.inner, "v": spec.value_width}
-        rows = (place / names.kv_up).split(*(spec.heads * size for size in sizes.values()), groups=spec.heads)
-        self.k_up, self.v_up = (
-            parameter((spec.heads * size, spec.rank), part.matrix("weight"), place.dtype, replace(by_head, unit=size))
-            for part, size in zip(rows, sizes.values(), strict=True)
-        )
+        self.k_up, self.v_up = up_matrices(place / names.kv_up, spec.heads, spec.inner, spec.value_width, spec.rank)
         mixed = spec.heads * spec.value_width
         by_value = Split("tp", 1, unit=spec.value_width)
         self.o = Linear(place / names.o, mixed, hidden, bias=spec.o_bias, split=by_value)
@@ -115,19 +117,48 @@ class LatentAttention(LinearsFirst):
         return {"absorb-latents": 1, "insert-paged-kv": 1, **super().matches()}
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
-        spec, rotate, width = self.spec, self.spec.rotary.rotate, self.spec.inner + self.spec.rotated
+        spec, width = self.spec, self.spec.inner + self.spec.rotated
         # view(-1, …), never x.shape[0]: the number of tokens is symbolic during tracing.
         down = self.kv_down(x).view(-1, 1, spec.rank + spec.rotated)
-        latents = self.kv_norm(down[:, :, : spec.rank])
+        latents = down[:, :, : spec.rank]
+        latents = latents if self.kv_norm is None else self.kv_norm(latents)
         latents = latents if spec.kv_factor is None else latents * spec.kv_factor
-        k_rotated = rotate(down[:, :, spec.rank : spec.rank + spec.rotated], at)
+        k_rotated = self._rotated(down[:, :, spec.rank : spec.rank + spec.rotated], at)
         q = self.q(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
         q = q.view(-1, spec.heads, width)
         # Before the rotation, which keeps the factor: both parts of q get it in one call.
         q = q if spec.q_scale is None else spec.q_scale.scale(q, at)
-        q, q_rotated = q[:, :, : spec.inner], rotate(q[:, :, spec.inner : width], at)
+        q, q_rotated = q[:, :, : spec.inner], self._rotated(q[:, :, spec.inner : width], at)
         k_up = self.k_up.view(spec.heads, spec.inner, spec.rank)
         v_up = self.v_up.view(spec.heads, spec.value_width, spec.rank)
         args = (q, q_rotated, latents, k_rotated, k_up, v_up, at.positions, at.token_seqs)
         mixed = ops.latent_attention(*args, scale=spec.scale, layer=self.layer)
         return self.o(mixed.view(-1, spec.heads * spec.value_width))
+
+    def _rotated(self, parts: torch.Tensor, at: Positions) -> torch.Tensor:
+        return rotate_in_parts(self.spec.rotary, parts, self.spec.rope_heads, at)
+
+
+def rotate_in_parts(rotary: RotarySpec, x: torch.Tensor, rope_heads: int, at: Positions) -> torch.Tensor:
+    """Return x [T, heads, rotated] after the rotary embedding of each of `rope_heads` equal parts of its last axis."""
+    if rope_heads == 1:
+        return rotary.rotate(x, at)
+    width = x.shape[2] // rope_heads
+    parts = [rotary.rotate(x[:, :, begin : begin + width], at) for begin in range(0, rope_heads * width, width)]
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = ops.concat(joined, part, dim=2)
+    return joined
+
+
+def up_matrices(place: Place, heads: int, inner: int, value_width: int, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return the matrices [heads * inner, rank] and [heads * value_width, rank] from latents to keys and values.
+
+    The checkpoint stores both as one matrix in `place`. Its rows are [heads, inner + value_width].
+    """
+    rows = place.split(heads * inner, heads * value_width, groups=heads)
+    k_up, v_up = (
+        parameter((heads * size, rank), part.matrix("weight"), part.dtype, Split("tp", 0, unit=size))
+        for part, size in zip(rows, (inner, value_width), strict=True)
+    )
+    return k_up, v_up

@@ -18,6 +18,7 @@ COMMANDS = (
     "compile",
     "run",
     "export",
+    "convert",
     "run-batch",
     "bench",
     "bisect",

@@ -89,7 +89,7 @@ def test_tokens_that_the_model_lacks(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_short_text_says_how_much_is_needed(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words")
     with pytest.raises(
-        CalibrationError, match=r"(?s)5 tokens to quantize with and 5.*at least 96 of each, so about 192"
+        CalibrationError, match=r"(?s)5 tokens to calibrate with and 5.*at least 96 of each, so about 192"
     ):
         read(tmp_path / "a.txt", checkpoint).check(96)
 
