@@ -107,6 +107,15 @@ def test_rotation_alone_keeps_the_logits(
     assert last.perplexity == pytest.approx(first.perplexity, rel=1e-4)
 
 
+def test_rotation_alone_keeps_the_logits_of_pico(tmp_path: Path) -> None:
+    """The bundled model, whose q and k have norms with trained gains."""
+    pico = Path(__file__).parents[2] / "models" / "pico"
+    (tmp_path / "code.txt").write_text((pico / "train.py").read_text()[:2500])
+    convert(pico, tmp_path / "out", tmp_path / "code.txt", keep_all=True)
+    before, after = logits(pico), logits(tmp_path / "out")
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("source", ["qwen2", "qwen3"])
 def test_the_written_checkpoint_has_the_last_perplexity(
     written: Callable[[str], Path], text: Path, tmp_path: Path, source: str

@@ -36,7 +36,7 @@ def both_texts(config: Mapping[str, Any]) -> tuple[str, str]:
 def test_a_definition_is_traced_as_torch_export_traces_it(name: str) -> None:
     ours, theirs = both_texts(TINY[name].config)
     assert ours == theirs
-    assert re.search(r"layer \d+, blocks/(latent_)?attention\.py:", ours)  # a first layer may have none
+    assert re.search(r"layer \d+, blocks/(normed_)?(latent_)?attention\.py:", ours)  # a first layer may have none
 
 
 @pytest.mark.slow
