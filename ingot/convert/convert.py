@@ -105,7 +105,7 @@ def convert_model(
             "rope_dim": sizes.rope_dim,
             "freqfold": sizes.freqfold,
             "text": text.name,
-            "tokens": text.tokens,
+            "tokens": conversion.text.tokens,
             "perplexity": {one.name: one.perplexity for one in gates},
         }
         _write(conversion.made(sizes, record), conversion, writer, progress)
@@ -118,7 +118,7 @@ def convert_model(
         rope_dim=sizes.rope_dim,
         freqfold=sizes.freqfold,
         calibrated_on=text.name,
-        tokens=text.tokens,
+        tokens=conversion.text.tokens,
         held_out=sum(map(len, text.held_out)),
         gates=gates,
     )

@@ -21,6 +21,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 2, "intermediate_size": 106, "moe_intermediate_size": 34, "vocab_size": 378},
         {},
     ),
+    "llama_mla": ("llama_mla-parts", {"intermediate_size": 106, "vocab_size": 378}, {}),
+    "qwen3_mla": ("qwen3_mla-parts", {"intermediate_size": 106, "vocab_size": 378}, {}),
     "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 110}, {"quantize": "int8"}),
 }
 MESHES = ("tp=2", "pp=2", "pp=2 tp=2")

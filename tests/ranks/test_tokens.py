@@ -12,9 +12,8 @@ from ingot import SamplingParams
 from ingot.ir.artifact.plan import PlanFile
 
 pytestmark = pytest.mark.xdist_group("ranks")
-CASES = list(
-    itertools.product(("llama", "gemma3", "qwen3_moe", "deepseek_v2", "qwen3-int8"), ("tp=2", "pp=2", "pp=2 tp=2"))
-)
+MODELS = ("llama", "gemma3", "qwen3_moe", "deepseek_v2", "llama_mla", "qwen3_mla", "qwen3-int8")
+CASES = list(itertools.product(MODELS, ("tp=2", "pp=2", "pp=2 tp=2")))
 # Longer than a step, so that a prompt is cut; a shared prefix; more requests than a step has rows.
 LONG = [(11 * place + 5) % 300 for place in range(52)]
 PROMPTS = [LONG, [*LONG[:40], 7], [9], [5, 6, 7, 8], list(range(20, 41)), [301, 2]]

@@ -15,13 +15,14 @@ from ingot.convert.mla.sizes import Sizes
 from ingot.convert.mla.source import Heads, read_heads, with_attention_of
 from ingot.convert.mla.weights import WeightMap, map_weights
 from ingot.frontend.trace import trace
+from ingot.ir import ops
 from ingot.ir.errors import CalibrationError, ConversionError, InternalError
 from ingot.ir.numerics.harness import step_inputs
-from ingot.ir.program import Model, Program
+from ingot.ir.program import Model, Program, tensor_type
 from ingot.ir.recipe import source
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.decoder import DecoderSpec
-from ingot.quantizing.stream import Lane, Read, Stream
+from ingot.quantizing.stream import Lane, Read, Stream, weight_of
 from ingot.quantizing.texts import CalibrationText
 
 # A larger loss, in nats per token, counts as this one: its perplexity would not be a number.
@@ -88,9 +89,11 @@ class Conversion:
                 expected="a checkpoint of floating point weights",
                 hint="convert the original checkpoint, and quantize when you compile the result",
             )
-        text.check(2 * heads.keys, "a layer has {columns} elements of keys and values")
         model = request.trace()
         main = model.entries["main"]
+        linears = [tensor_type(weight_of(node)).bind({}) for node in main.calls(ops.linear.overload)]
+        text = text.within(max(shape[1] for shape in linears))
+        text.check(2 * heads.keys, "a layer has {columns} elements of keys and values")
         return Conversion(
             request, heads, text, model, find_moments(main, text.sequences, request.checkpoint.read, on_done)
         )
