@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from calibrated_model import MODEL, write_text
 from command_world import write_tokenizer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import TINY
 
 from ingot import LLM, SamplingParams, compile_model
@@ -105,6 +106,21 @@ def test_rotation_alone_keeps_the_logits(
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
     first, last = report.gates
     assert last.perplexity == pytest.approx(first.perplexity, rel=1e-4)
+
+
+@pytest.mark.parametrize("source", ["qwen2", "qwen3"])
+def test_other_prefixes_of_names_are_read_and_not_written(
+    written: Callable[[str], Path], text: Path, tmp_path: Path, source: str
+) -> None:
+    shutil.copytree(written(source), tmp_path / "renamed")
+    tensors = load_file(tmp_path / "renamed" / "model.safetensors")
+    save_file({f"module.{name}": one for name, one in tensors.items()}, tmp_path / "renamed" / "model.safetensors")
+    options: dict[str, Any] = {"rank": 20, "rope_dim": WIDTH, "freqfold": 1}
+    sources = {"out": written(source), "again": tmp_path / "renamed"}
+    reports = [convert(folder, tmp_path / name, text, **options) for name, folder in sources.items()]
+    assert reports[0].gates == reports[1].gates
+    first, second = (load_file(report.output / "model.safetensors") for report in reports)
+    assert first.keys() == second.keys() and all(torch.equal(one, second[name]) for name, one in first.items())
 
 
 def test_rotation_alone_keeps_the_logits_of_pico(tmp_path: Path) -> None:
