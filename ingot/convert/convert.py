@@ -6,9 +6,8 @@ from pathlib import Path
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.folder_writer import FolderWriter
 from ingot.compile.request import Request
-from ingot.convert.mla.convert import Conversion, Converted, Gate
+from ingot.convert.mla.convert import Conversion, Converted, Gate, heads_of
 from ingot.convert.mla.sizes import check_sizes
-from ingot.convert.mla.source import read_heads
 from ingot.convert.tensor_shards import TensorShards
 from ingot.frontend.checkpoint_files import CONFIG
 from ingot.ir.errors import OptionError
@@ -85,8 +84,7 @@ def convert_model(
             max_seq_len=max_seq_len,
             progress=progress,
         )
-        where = str(request.checkpoint.folder)
-        heads = read_heads(request.spec, where)
+        where, heads = str(request.checkpoint.folder), heads_of(request)
         wanted = heads.keys if keep_all else ROPE_DIM if rope_dim is None else rope_dim
         # Without a number, the search begins at the fewest frequencies that the rotated elements allow.
         fewest = max(1, heads.width // max(1, wanted))

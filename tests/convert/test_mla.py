@@ -15,6 +15,7 @@ import pytest
 import torch
 from calibrated_model import MODEL, write_text
 from command_world import write_tokenizer
+from quantized_files import not_the_head, write_quantized
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
@@ -343,6 +344,18 @@ def test_bad_options(
     with pytest.raises(IngotError, match=re.escape(said)):
         convert(written("llama"), tmp_path / "out", text, **options)
     assert not [*tmp_path.iterdir()]
+
+
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+    def eight_bits(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        stored, blocks = weight.to(torch.float8_e4m3fn), [-(-size // 128) for size in weight.shape]
+        return {"weight": stored, "weight_scale_inv": torch.ones(blocks)}, stored.float()
+
+    described = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    stored = write_quantized(tmp_path / "stored", described, not_the_head(eight_bits))
+    with pytest.raises(ConversionError, match="quantized weights"):
+        convert_model(stored.folder, tmp_path / "out", to="mla", keep_all=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_bad_input(written: Callable[[str], Path], text: Path, tmp_path: Path) -> None:

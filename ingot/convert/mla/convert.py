@@ -80,15 +80,7 @@ class Conversion:
     @staticmethod
     def of(request: Request, text: CalibrationText, on_done: OnDone) -> "Conversion":
         """Run the calibration text through the source. Raises ConversionError, CalibrationError or CheckpointError."""
-        where = str(request.checkpoint.folder)
-        heads = read_heads(request.spec, where)
-        if request.checkpoint.quantized is not None:
-            raise ConversionError(
-                "a conversion of quantized weights",
-                where=where,
-                expected="a checkpoint of floating point weights",
-                hint="convert the original checkpoint, and quantize when you compile the result",
-            )
+        heads = heads_of(request)
         model = request.trace()
         main = model.entries["main"]
         linears = [tensor_type(weight_of(node)).bind({}) for node in main.calls(ops.linear.overload)]
@@ -175,6 +167,19 @@ class Conversion:
             return read(name) if found is None else found
 
         return of
+
+
+def heads_of(request: Request) -> Heads:
+    """Return the attention of the source. Raises ConversionError if it cannot be converted."""
+    where = str(request.checkpoint.folder)
+    if request.checkpoint.quantized is not None:
+        raise ConversionError(
+            "a conversion of quantized weights",
+            where=where,
+            expected="a checkpoint of floating point weights",
+            hint="convert the original checkpoint, and quantize when you compile the result",
+        )
+    return read_heads(request.spec, where)
 
 
 def perplexity(program: Program, sequences: Sequence[Sequence[int]], read: Read, on_done: OnDone) -> float:
