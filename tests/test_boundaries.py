@@ -98,6 +98,7 @@ ALLOWED = [
     ("ingot.vllm_api.part", "ingot.serve.part"),
     ("ingot.debug.part", "ingot.compile.part"),
     ("ingot.export.part", "ingot.compile.part"),
+    ("ingot.convert.part", "ingot.compile.part"),
     ("ingot.export.part", "ingot.backends.one.shared"),
     ("ingot.debug.part", "ingot.cli.views.part"),
     ("ingot.report.part", "ingot.debug.part"),
@@ -147,6 +148,15 @@ FORBIDDEN = [
     *(("export", "ingot.export.part", f"ingot.{folder}.part") for folder in ("debug", "report", "serve", "cli.views")),
     ("export", "ingot.export.part", "ingot.cli.main"),
     ("compile", "ingot.compile.part", "ingot.export.part"),
+    *(
+        ("convert", "ingot.convert.part", f"ingot.{folder}.part")
+        for folder in ("debug", "export", "serve", "cli.views")
+    ),
+    ("convert", "ingot.convert.part", "ingot.cli.main"),
+    *(
+        (folder, f"ingot.{folder}.part", "ingot.convert.part")
+        for folder in ("compile", "debug", "export", "hub", "serve")
+    ),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
     *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
     ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),
