@@ -1,4 +1,4 @@
-"""What the backends of collectives share: how ranks are found, how values are added, and what needs no connection."""
+"""Shared by the backends of collectives: how ranks are found, how values are added, and what needs no connection."""
 
 from collections.abc import Mapping
 from typing import TypeVar

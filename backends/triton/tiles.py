@@ -31,7 +31,7 @@ _MOST = {
     "held": 64,
 }
 _MOST_ELEMENTS = 1 << 17
-# What the entries of the tuning log describe, by kernel, and in words.
+# The class that an entry of the tuning log describes, by kernel, and the same in words.
 _Problem = type[DecodeProblem] | type[ExpertsProblem] | type[LinearProblem]
 _PROBLEMS: Mapping[str, tuple[_Problem, str]] = {
     LINEAR: (LinearProblem, "a matmul"),

@@ -38,7 +38,7 @@ _MATVEC_LEAST = 4
 _MATVEC_PROGRAMS = 1.8
 _MATVEC_MOST = 32
 # The same for elements of four bits: the best of 16 tile sizes for each matmul of an 8B model, on an H200. Up to four
-# programs run at once. Where there are more groups of eight rows, few programs take all groups by turns.
+# programs run at once. If there are more groups of eight rows, few programs take all groups by turns.
 _FOUR_BITS_PROGRAMS = 4
 _FOUR_BITS_ROWS = 8
 _FOUR_BITS_TURNS = 2
