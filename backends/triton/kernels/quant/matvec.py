@@ -192,8 +192,8 @@ def row_block(
     """Load a block of row BEGIN + `row` of the weight, from column `start` on: (words, scales, zero points).
 
     Words are i32 [4 * CHUNKS]. The others are [CHUNKS], or [2 * CHUNKS] if each half of a chunk has its own, or 0.
-    Columns from K on are not loaded, and zeros. `row` is a number that is not known at compile time, so that
-    Triton translates this function once, and not for each row of a program.
+    Columns from K on are not loaded, and zeros. `row` is not known at compile time, so that Triton translates this
+    function once, and not for each row of a program.
     """
     WORDS: tl.constexpr = K // PER_WORD
     at = row.to(tl.int64) + BEGIN

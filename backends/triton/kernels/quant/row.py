@@ -76,8 +76,8 @@ def prepared(
 
     `numbers` are the tensors [CHUNKS] that belong to the first word of each chunk, then those of the second, and so on.
     For integer elements, they are packed limbs (`limbs_for`). The limbs of a chunk, or of each half, have `sums` if the
-    elements have an offset that they do not include. `factor` [CHUNKS] makes a sum over
-    integers one over x.
+    elements have an offset that they do not include. `factor` [CHUNKS] makes a sum over integers one over
+    x.
     """
     CODES: tl.constexpr = ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3"
     LIMBS: tl.constexpr = limbs_for(source.dtype.element_ty.primitive_bitwidth, ROUNDED.element == "none", CODES)

@@ -37,9 +37,10 @@ _MATVEC_HELD = 8
 _MATVEC_LEAST = 4
 _MATVEC_PROGRAMS = 1.8
 _MATVEC_MOST = 32
-# The same for elements of four bits: the best of 16 tile sizes for each matmul of an 8B model, on an H200. Up to four
-# programs run at once. If there are more groups of eight rows, few programs take all groups by turns.
-_FOUR_BITS_PROGRAMS = 4
+# Programs that a multiprocessor runs at once, with 128 registers for a thread of 128.
+_AT_ONCE = 4
+# The same for elements of four bits: the best of 16 tile sizes for each matmul of an 8B model, on an H200. If there are
+# more groups of eight rows than run at once, few programs take all groups by turns.
 _FOUR_BITS_ROWS = 8
 _FOUR_BITS_TURNS = 2
 # The same for f8e4m3, of 7 tile sizes: x takes most registers there, so a row is one block of up to 16 warps.
@@ -84,18 +85,18 @@ def matvec_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecT
     rows = _MATVEC_LEAST
     while rows < most and product.columns >= 2 * rows * _MATVEC_PROGRAMS * cores:
         rows *= 2
-    return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows))
+    return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, min(_MATVEC_HELD, rows), _AT_ONCE)
 
 
 def _four_bits_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecTiles:
     chunk = chunk_of(form)
     block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, power_of_two(product.depth)))
-    at_once = _FOUR_BITS_PROGRAMS * cores
+    at_once = _AT_ONCE * cores
     if product.columns <= _FOUR_BITS_ROWS * at_once:
         rows = _MATVEC_LEAST if product.columns <= _MATVEC_LEAST * at_once else _FOUR_BITS_ROWS
         return QuantMatvecTiles(rows, block_k, _MATVEC_WARPS, held=_MATVEC_HELD)
     if product.columns <= 2 * _FOUR_BITS_ROWS * at_once and not product.gated:
-        return QuantMatvecTiles(2 * _FOUR_BITS_ROWS, block_k, _MATVEC_WARPS, _MATVEC_HELD, _FOUR_BITS_PROGRAMS)
+        return QuantMatvecTiles(2 * _FOUR_BITS_ROWS, block_k, _MATVEC_WARPS, _MATVEC_HELD, _AT_ONCE)
     return QuantMatvecTiles(_FOUR_BITS_ROWS, block_k, _MATVEC_WARPS, 2 * _MATVEC_HELD, _FOUR_BITS_TURNS)
 
 
