@@ -168,6 +168,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "DbrxForCausalLM": Architecture("dbrx", dbrx.dbrx, DECODER, positions="max_seq_len"),
     "DeciLMForCausalLM": Architecture("decilm", decilm.decilm, DECODER),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", deepseek.deepseek_v2, DECODER),
+    "DeepseekV32ForCausalLM": Architecture("deepseek_v32", deepseek.deepseek_v32, DECODER, default=163_840),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", deepseek.deepseek_v3, DECODER, default=4096),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", llama.ernie4_5, DECODER),
     "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe", ernie.ernie4_5_moe, DECODER, default=131_072),

@@ -26,6 +26,8 @@ CHANGES_THE_COMPUTATION: Mapping[str, str] = {
     ),
     # latent attention: deepseek_v2, deepseek_v3, minicpm3, glm4_moe_lite
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"), "latent attention"),
+    # an indexer that chooses positions: deepseek_v32, glm_moe_dsa
+    **dict.fromkeys(("index_topk", "index_head_dim", "index_n_heads"), "sparse attention"),
     # scans and convolutions: mamba, mamba2, jamba, bamba, zamba2, nemotron_h, falcon_h1, qwen3_next, lfm2, rwkv
     **dict.fromkeys(
         (

@@ -11,7 +11,7 @@ from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.masks import CAUSAL
 from ingot.ir.program import named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.rewrite import Rewriter, trimmed
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,6 @@ class AbsorbLatents(Pass):
             options: dict[str, Any] = {name: bound[name] for name in ("scale", "layer")}
             options |= {} if bound["mask"] == CAUSAL.name else {"mask": bound["mask"]}
             options |= CacheScales.of(bound).options()
-            rows = (bound["positions"], bound["token_seqs"])
+            rows = (bound["positions"], bound["token_seqs"], *trimmed([None, None, bound["chosen"]]))
             mixed = rewriter.call(ops.attention, q, k, None, *rows, before=node, value_width=rank, **options)
             rewriter.replace(node, rewriter.call(ops.head_linear, mixed, bound["v_up"], before=node))

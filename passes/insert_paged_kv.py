@@ -23,6 +23,7 @@ from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import Program, StateSpec, named_arguments, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.index_caches import IndexCaches, chooser_of
 from ingot.passes.rewrite import Rewriter, trimmed
 
 
@@ -31,7 +32,8 @@ class InsertPagedKV(Pass):
     """Adds KV caches: each `attention` becomes a `kv_append` and a `paged_attention`.
 
     The cache of layer i is the state `kv.i`. Attention calls with the same `layer` share a cache, and the first one
-    writes it. Caches with the same mask, such as a window, form a group that shares page numbers.
+    writes it. Caches with the same mask, such as a window, form a group that shares page numbers. An `attention` over
+    chosen positions becomes a `sparse_attention`, and the keys of its indexer get the cache `index.i`.
 
     page_size        tokens per page
     kv_cache_dtype   "auto": the dtype of the keys. "fp8" and "int8": f8e4m3 and i8, with the scales of the `attention`
@@ -84,8 +86,11 @@ class InsertPagedKV(Pass):
         tree = find_ending(program.ending.name).tree
         ancestors = program.add_input("ancestors", TensorType(torch.int64, ("T",))) if tree else None
         # A tree puts several tokens of a sequence into a step; prefix sharing needs steps with one token per sequence.
-        sharing = None if tree else _sharing(program, groups, context)
+        dense = any(chooser_of(node, context.max_seq_len) is None for node in attentions)
+        sharing = _sharing(program, groups, context) if dense and not tree else None
         caches: dict[str, _Cache] = {}
+        lens = (q_starts, q_lens, kv_lens)
+        index = IndexCaches(rewriter, (tables[FULL], *lens), slots[FULL], self.page_size) if FULL in groups else None
         for node in attentions:
             if not rewriter.take(node):
                 break
@@ -129,22 +134,18 @@ class InsertPagedKV(Pass):
                     where=f"{self.name}, %{node.name}",
                     expected="one cache for both: the same keys, values and scales, and masks of one cache group",
                 )
-            attended = rewriter.call(
-                ops.paged_attention,
-                q,
-                caches[name].written,
-                tables[group],
-                q_starts,
-                q_lens,
-                kv_lens,
-                *trimmed([bound["sinks"], ancestors, sharing if group == FULL else None, bound["slopes"]]),
-                before=node,
-                scale=bound["scale"],
-                **_options(bound),
-                **scales,
-            )
-            rewriter.replace(node, attended)
-        program.set_outputs({**program.output_nodes(), **{name: one.written for name, one in caches.items()}})
+            options = {"scale": bound["scale"], **_options(bound), **scales}
+            if (chooser := chooser_of(node, context.max_seq_len)) is not None:
+                _check_sparse(node, bound)
+                assert index is not None, "a causal mask keeps every token"
+                args = (q, caches[name].written, index.choose(chooser), tables[group], q_starts, q_lens)
+                rewriter.replace(node, rewriter.call(ops.sparse_attention, *args, before=node, **options))
+                continue
+            last = trimmed([bound["sinks"], ancestors, sharing if group == FULL else None, bound["slopes"]])
+            args = (q, caches[name].written, tables[group], *lens, *last)
+            rewriter.replace(node, rewriter.call(ops.paged_attention, *args, before=node, **options))
+        ends = {name: one.written for name, one in caches.items()} | (index.written if index else {})
+        program.set_outputs({**program.output_nodes(), **ends})
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,12 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
         if not rewriter.take(node):
             break
         bound = named_arguments(node)
+        if bound["chosen"] is not None:
+            raise PassError(
+                "attention over chosen positions within a step",
+                where=f"{InsertPagedKV.name}, %{node.name}",
+                expected="attention over all positions, or a definition that generates",
+            )
         if not (form := _form_of(bound)).equal:
             raise PassError(
                 f"attention within a step, with {form}",
@@ -192,6 +199,13 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
     `bound` maps names to the arguments of the call.
     """
     where = f"{InsertPagedKV.name}, %{node.name}"
+    if bound["chosen"] is not None:
+        raise OptionError(
+            "a tree of drafts is verified by attention over chosen positions, which are consecutive tokens",
+            where=where,
+            expected="attention over all positions in every layer",
+            hint="compile a definition whose ending is 'verify', whose drafts are consecutive tokens",
+        )
     if bound["slopes"] is not None:
         raise OptionError(
             "slopes need positions in the cache, and the tokens of a tree are not stored there in position order",
@@ -212,6 +226,21 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
             where=where,
             expected="consecutive drafts, with the ending 'verify'",
             hint="compile without deterministic",
+        )
+
+
+def _check_sparse(node: fx.Node, bound: Mapping[str, Any]) -> None:
+    """Raise PassError if the attention call `node` over chosen positions has options that `sparse_attention` lacks.
+
+    `bound` maps names to the arguments of the call.
+    """
+    others = [name for name in ("sinks", "slopes", "soft_cap") if bound[name] is not None]
+    others += [] if bound["mask"] == CAUSAL.name else [f"mask {bound['mask']}"]
+    if others:
+        raise PassError(
+            f"attention over chosen positions with {', '.join(others)}",
+            where=f"{InsertPagedKV.name}, %{node.name}",
+            expected=f"the mask {CAUSAL.name}, and no sinks, slopes or soft cap",
         )
 
 

@@ -190,6 +190,12 @@ _EXPERTS: Mapping[str, Any] = {
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "deepseek_v3": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "topk_group": 1},
+    "deepseek_v32": {
+        "num_key_value_heads": 4,
+        "qk_rope_head_dim": 16,
+        "topk_group": 1,
+        "mlp_layer_types": ["sparse"] * _LAYERS,
+    },
     "mistral4": {"num_key_value_heads": 4, "head_dim": 80, "qk_rope_head_dim": 16, "qk_nope_head_dim": 64},
     "glm4_moe_lite": {
         "num_key_value_heads": 4,
@@ -316,6 +322,7 @@ def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
             traits |= {"latent.kv_norm": False} if one.kv_norm is None else {}
             traits |= {"latent.q_rank": one.q_rank is not None}
             traits |= {"latent.q_scale": True} if one.q_scale is not None else {}
+            traits |= {"latent.indexer": True} if one.indexer is not None else {}
             continue
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]

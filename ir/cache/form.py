@@ -135,6 +135,8 @@ class CacheForm:
 
     def __str__(self) -> str:
         scales = ", with scales per token" if self.per_token else ""
+        if self.shared and self.value_width == self.key_width:
+            return f"keys of {self.key_width} numbers{scales}"
         if self.shared:
             return f"keys of {self.key_width} numbers, of which {self.value_width} are values{scales}"
         return f"keys of {self.key_width} numbers and values of {self.value_width}{scales}"

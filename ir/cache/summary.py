@@ -16,12 +16,14 @@ from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 
-_LAYER = re.compile(r"kv\.(\d+)")
+_LAYER = re.compile(r"(?:kv|index)\.(\d+)")
 # The ops that read a cache, and the places of q and of the cache among their arguments.
 _READERS = {
     "ingot.paged_attention": (0, 1),
     "ingot.partial_attention": (0, 1),
     "ingot.append_attention": (1, 0),
+    "ingot.paged_choose_positions": (0, 1),
+    "ingot.sparse_attention": (0, 1),
 }
 _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
@@ -133,7 +135,7 @@ def _layers(names: list[str]) -> str:
     """
     found = [(name, _LAYER.fullmatch(name)) for name in names]
     runs: list[list[int]] = []
-    for layer in sorted(int(match[1]) for _, match in found if match):
+    for layer in sorted({int(match[1]) for _, match in found if match}):
         if runs and layer == runs[-1][1] + 1:
             runs[-1][1] = layer
         else:
@@ -175,6 +177,8 @@ def _widths(name: str, plans: Plans) -> tuple[int, int | None, bool] | None:
         value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
         if value is not None and (size := shape_text(value.type)[-1]).isdecimal():
             given = instruction.kwargs.get("value_width")
+            if instruction.target == "ingot.paged_choose_positions":
+                given = int(size)  # a cache of keys alone
             per_token = instruction.kwargs.get("per_token") is True
             return int(size), given if isinstance(given, int) else None, per_token
     return None

@@ -4,6 +4,7 @@ from ingot.ir.ops.activations import activate, clamp, gelu_mul, silu_mul, soft_c
 from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention
 from ingot.ir.ops.blocks import fill_block, take_block
+from ingot.ir.ops.choose_positions import choose_positions, paged_choose_positions
 from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
     add_rms_norm,
@@ -32,6 +33,7 @@ from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.route import route, sparse_mixer
 from ingot.ir.ops.sampling import sample
+from ingot.ir.ops.sparse_attention import sparse_attention
 from ingot.ir.ops.sparsity import gaussian_top_k
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
@@ -56,6 +58,7 @@ __all__ = [
     "append_attention",
     "attention",
     "cast",
+    "choose_positions",
     "clamp",
     "concat",
     "count_tokens",
@@ -81,6 +84,7 @@ __all__ = [
     "op_of",
     "page_slots",
     "paged_attention",
+    "paged_choose_positions",
     "partial_attention",
     "pool",
     "qk_norm_rope_append",
@@ -96,6 +100,7 @@ __all__ = [
     "select_rows",
     "silu_mul",
     "soft_cap",
+    "sparse_attention",
     "sparse_mixer",
     "state_copy",
     "state_move",

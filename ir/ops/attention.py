@@ -66,6 +66,20 @@ def check_slopes(q: torch.Tensor, slopes: torch.Tensor | None) -> None:
         raise VerifyError(f"slopes {slopes.dtype} {list(slopes.shape)}", expected=f"float32 [{q.shape[1]}], by heads")
 
 
+def check_chosen(q: torch.Tensor, chosen: torch.Tensor | None) -> None:
+    """Raise VerifyError unless `chosen` is i32[T, K] for q [T, H, D]: positions for each token. None is allowed."""
+    if chosen is not None and (chosen.dtype != torch.int32 or chosen.dim() != 2 or chosen.shape[0] != q.shape[0]):
+        raise VerifyError(f"chosen positions {chosen.dtype} {list(chosen.shape)}", expected="int32 [T, K]")
+
+
+def among_chosen(chosen: torch.Tensor | None, keys: torch.Tensor) -> torch.Tensor | bool:
+    """Return bool[n, m]: whether the key position `keys[j]` is one of `chosen` [n, K] for token i.
+
+    True without `chosen`. Row by row, because a comparison of all at once takes n * m * K bytes.
+    """
+    return True if chosen is None else torch.stack([(keys[:, None] == row).any(-1) for row in chosen])
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -178,6 +192,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     args = (randn(5, 6, 16), randn(5, 2, 16), randn(5, 2, 16), positions, seqs)
     plain = {"scale": 0.25, "layer": 0}
     ungrouped = (randn(5, 2, 16), *args[1:])
+    chosen = torch.tensor([[0, -1], [0, 1], [0, 2], [0, -1], [1, -1]], dtype=torch.int32)
     return [
         Sample(args, plain),
         Sample((*args, randn(6)), {**plain, "mask": "window_2", "soft_cap": 3.0}),
@@ -187,6 +202,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         *(Sample(args, {**plain, "mask": mask}) for mask in ("chunked_2", "bidirectional", "block_causal_2")),
         Sample((*args[:2], randn(5, 2, 10), *args[3:]), plain),
         Sample((*args[:2], None, *args[3:]), {**plain, "value_width": 12}),
+        Sample((*args, None, None, chosen), plain),
     ]
 
 
@@ -198,6 +214,7 @@ def _attention_rowwise(
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -212,6 +229,8 @@ def _attention_rowwise(
     out = result_of(q, form)
     for i in range(q.shape[0]):
         seen = (token_seqs == token_seqs[i]) & Mask.named(mask).seen(positions[i : i + 1], positions)[0]
+        if chosen is not None:
+            seen &= (positions[:, None] == chosen[i]).any(-1)
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
         bias = distance_bias(q, slopes, positions[i : i + 1], positions[seen])
         out[i : i + 1] = attend(own_row(q, i), k[seen], v[seen], one, scale, soft_cap, sinks, bias=bias)
@@ -226,6 +245,7 @@ def _attention_fake(
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
     *,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
@@ -237,6 +257,7 @@ def _attention_fake(
     """
     check_mask(mask, None)
     check_slopes(q, slopes)
+    check_chosen(q, chosen)
     return result_of(q, CacheForm.given(q, k, v, value_width))
 
 
@@ -309,6 +330,7 @@ def attention(
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -326,7 +348,8 @@ def attention(
     `token_seqs` [T] holds the sequence of each token. `positions` [T] holds its position in that sequence. `mask` says
     which positions a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks`
     [H] are extra logits in the softmax of each head. `slopes` f32[H] are the slopes of ALiBi (arXiv 2108.12409). After
-    the cap, slope * (key position - query position) is added to each score.
+    the cap, slope * (key position - query position) is added to each score. With `chosen` i32[T, K], a token sees only
+    the positions that its row lists, of those that the mask lets it see; -1 is no position.
 
     A pass later replaces this op by ops that use a KV cache. `layer`, `k_scale` and `v_scale` are for that pass and do
     not change this op's result. Calls with equal `layer` have equal k and v, and will share one cache. The scales are
@@ -337,4 +360,5 @@ def attention(
     form = CacheForm.given(q, k, v, value_width)
     v = k[..., : form.value_width] if v is None else v
     seen = (token_seqs[:, None] == token_seqs[None, :]) & Mask.named(mask).seen(positions, positions)
+    seen = seen & among_chosen(chosen, positions)
     return attend(q, k, v, seen, scale, soft_cap, sinks, bias=distance_bias(q, slopes, positions, positions))

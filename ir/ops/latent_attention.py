@@ -7,7 +7,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL
-from ingot.ir.ops.attention import attention, check_mask
+from ingot.ir.ops.attention import attention, check_chosen, check_mask
 from ingot.ir.ops.dense import head_linear
 from ingot.ir.ops.registry import Sample, define
 from ingot.ir.placements import Call, Fit, by_heads
@@ -54,9 +54,11 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     seqs = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
     matrices = (randn(4, 8, 20) * 0.3).to(dtype), (randn(4, 6, 20) * 0.3).to(dtype)
     args = (randn(5, 4, 8), randn(5, 4, 12), randn(5, 1, 20), randn(5, 1, 12), *matrices, positions, seqs)
+    chosen = torch.tensor([[0, -1], [0, 1], [0, 2], [0, -1], [1, -1]], dtype=torch.int32)
     return [
         Sample(args, {"scale": 0.25, "layer": 0}),
         Sample(args, {"scale": 0.25, "layer": 1, "mask": "window_2"}),
+        Sample((*args, chosen), {"scale": 0.25, "layer": 0}),
     ]
 
 
@@ -82,6 +84,7 @@ def _rowwise(
     v_up: torch.Tensor,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
+    chosen: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -91,7 +94,8 @@ def _rowwise(
 ) -> torch.Tensor:
     k, v = _decompressed(latents, k_rotated, k_up, v_up)
     whole = torch.cat([q, q_rotated], -1)
-    found: torch.Tensor = attention.rowwise(whole, k, v, positions, token_seqs, scale=scale, layer=layer, mask=mask)
+    rows, options = (positions, token_seqs, None, None, chosen), {"scale": scale, "layer": layer, "mask": mask}
+    found: torch.Tensor = attention.rowwise(whole, k, v, *rows, **options)
     return found
 
 
@@ -104,6 +108,7 @@ def _fake(
     v_up: torch.Tensor,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
+    chosen: torch.Tensor | None = None,
     *,
     mask: str = CAUSAL.name,
     **_: object,
@@ -111,6 +116,7 @@ def _fake(
     """Return an empty result of `latent_attention`. Raises VerifyError for an unknown mask or sizes that do not fit."""
     check_mask(mask, None)
     _check(q, q_rotated, latents, k_rotated, k_up, v_up)
+    check_chosen(q, chosen)
     return q.new_empty(*q.shape[:2], v_up.shape[1])
 
 
@@ -153,6 +159,7 @@ def latent_attention(
     v_up: torch.Tensor,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
+    chosen: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -167,8 +174,8 @@ def latent_attention(
     `v_up` [H, V, C]. Keys and values are rounded. The query of head h is `q` [T, H, N], followed by `q_rotated`
     [T, H, R].
 
-    The arguments `positions`, `token_seqs`, `scale`, `layer` and `mask` are those of `attention`. `layer` and the
-    scales do not change this op's result. They are for a cache, which stores the latent and the rotated key of each
+    The arguments `positions`, `token_seqs`, `chosen`, `scale`, `layer` and `mask` are those of `attention`. `layer` and
+    the scales do not change this op's result. They are for a cache, which stores the latent and the rotated key of each
     token as one row. `k_scale` is the scale of this row in a cache of f8e4m3, and `v_scale` is not used.
 
     Raises VerifyError for an unknown mask, and for sizes that do not fit.
@@ -183,6 +190,9 @@ def latent_attention(
         v,
         positions,
         token_seqs,
+        None,
+        None,
+        chosen,
         scale=scale,
         layer=layer,
         mask=mask,

@@ -362,14 +362,22 @@ def cached_keys(
     page = max(0, mask.first(first)) // page_size
     pages = as_movable(kv).index_select(0, table[page : -(-end // page_size)]).view(kv.dtype)
     places = torch.arange(page * page_size, end, device=kv.device)
-    k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
-    if form.per_token and is_narrow(kv.dtype):
-        scales = (
-            part.flatten(0, 1)[: places.shape[0], :, None]
-            for part in (form.key_scales(pages), form.value_scales(pages))
-        )
-        k, v = (part.to(scaled) * scale.to(scaled) for part, scale in zip((k, v), scales, strict=True))
+    k, v = keys_of_pages(pages, form, places.shape[0], scaled)
     return k, v, places
+
+
+def keys_of_pages(
+    pages: torch.Tensor, form: CacheForm, count: int, scaled: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys [count, KV, D] and values [count, KV, V] of the first `count` positions of some pages of a cache.
+
+    If the cache has scales per token, keys and values are multiplied by them, in the dtype `scaled`.
+    """
+    k, v = (part.flatten(0, 1)[:count] for part in (form.keys(pages), form.values(pages)))
+    if form.per_token and is_narrow(pages.dtype):
+        scales = (part.flatten(0, 1)[:count, :, None] for part in (form.key_scales(pages), form.value_scales(pages)))
+        k, v = (part.to(scaled) * scale.to(scaled) for part, scale in zip((k, v), scales, strict=True))
+    return k, v
 
 
 def _attend_pages(

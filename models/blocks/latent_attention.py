@@ -7,6 +7,7 @@ from torch import nn
 
 from ingot.ir import ops
 from ingot.ir.types import Split
+from ingot.models.blocks.indexer import IndexerSpec
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, PositionScaleSpec, RotarySpec
@@ -55,6 +56,7 @@ class LatentAttentionSpec:
     rotary        rotary embedding of the rotated parts
     rope_heads    number of equal parts of the rotated elements. Each part is rotated by the whole rotary table.
     q_scale       factor on q by position; None: no such factor
+    indexer       chooses the positions that a token reads, from the latent of q; None: it reads all
     names         names of the tensors in the checkpoint
     """
 
@@ -74,12 +76,14 @@ class LatentAttentionSpec:
     rotary: RotarySpec = field(default_factory=RotarySpec)
     rope_heads: int = 1
     q_scale: PositionScaleSpec | None = None
+    indexer: IndexerSpec | None = None
     names: LatentNames = LatentNames()
 
     def __post_init__(self) -> None:
         assert (self.q_rank is None) == (self.q_norm is None), "the latent of q has a norm"
         assert self.q_rank is None or not self.q_bias, "q has a latent"
         assert self.rotated % self.rope_heads == 0, "the parts of the rotated elements are equal"
+        assert self.indexer is None or self.q_rank is not None, "an indexer reads the latent of q"
 
     def build(self, place: Place, hidden: int, layer: int) -> "LatentAttention":
         return LatentAttention(self, place / self.names.place, hidden, layer)
@@ -108,6 +112,10 @@ class LatentAttention(LinearsFirst):
             self.q_norm = Norm(spec.q_norm, place, spec.q_rank)
             self.q = Linear(place / names.q_up, spec.q_rank, q_size, split=by_head)
             self.first = (self.q_down, self.kv_down)
+        self.indexer = None
+        if spec.indexer is not None and spec.q_rank is not None:
+            self.indexer = spec.indexer.build(place, hidden, spec.q_rank, layer)
+            self.first = (*self.first, self.indexer.k)
         self.k_up, self.v_up = up_matrices(place / names.kv_up, spec.heads, spec.inner, spec.value_width, spec.rank)
         mixed = spec.heads * spec.value_width
         by_value = Split("tp", 1, unit=spec.value_width)
@@ -124,15 +132,16 @@ class LatentAttention(LinearsFirst):
         latents = latents if self.kv_norm is None else self.kv_norm(latents)
         latents = latents if spec.kv_factor is None else latents * spec.kv_factor
         k_rotated = self._rotated(down[:, :, spec.rank : spec.rank + spec.rotated], at)
-        q = self.q(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
-        q = q.view(-1, spec.heads, width)
+        q_latent = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        q = self.q(q_latent).view(-1, spec.heads, width)
         # Before the rotation, which keeps the factor: both parts of q get it in one call.
         q = q if spec.q_scale is None else spec.q_scale.scale(q, at)
         q, q_rotated = q[:, :, : spec.inner], self._rotated(q[:, :, spec.inner : width], at)
         k_up = self.k_up.view(spec.heads, spec.inner, spec.rank)
         v_up = self.v_up.view(spec.heads, spec.value_width, spec.rank)
         args = (q, q_rotated, latents, k_rotated, k_up, v_up, at.positions, at.token_seqs)
-        mixed = ops.latent_attention(*args, scale=spec.scale, layer=self.layer)
+        chosen = () if self.indexer is None else (self.indexer(x, q_latent, at),)
+        mixed = ops.latent_attention(*args, *chosen, scale=spec.scale, layer=self.layer)
         return self.o(mixed.view(-1, spec.heads * spec.value_width))
 
     def _rotated(self, parts: torch.Tensor, at: Positions) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Read the configs of DeepSeek-V2 and DeepSeek-V3: latent attention, and experts after some dense layers.
+"""Read the configs of DeepSeek-V2, V3 and V3.2: latent attention, and experts after some dense layers.
 
 GLM-4.7-Flash is a DeepSeek-V3 whose layers with experts are listed. Kimi-K2 is one by name too. Mistral 4 has softmax
 scores, and queries that grow with the position.
@@ -13,6 +13,7 @@ from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.blocks.expert_names import ExpertNames
 from ingot.models.blocks.experts import ExpertsSpec, RouterSpec, SharedSpec
 from ingot.models.blocks.feed_forward import GatedNames, GatedSpec
+from ingot.models.blocks.indexer import IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import PositionScaleSpec, RotarySpec
@@ -46,6 +47,8 @@ _V3 = {
     "moe_intermediate_size": 2048,
     "num_nextn_predict_layers": 1,
 }
+# By transformers' class DeepseekV32Config.
+_V32 = {**_V3, "q_lora_rank": 1536, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
 # By transformers' class Glm4MoeLiteConfig.
 _GLM = {
     **_SIZES,
@@ -114,6 +117,26 @@ def deepseek_v3(config: ConfigReader) -> DecoderSpec:
     return _third(_filled(config, _V3), read_norm(config))
 
 
+def deepseek_v32(config: ConfigReader) -> DecoderSpec:
+    """Return the spec that a config.json of DeepSeek-V3.2 describes: DeepSeek-V3's, in which an indexer chooses.
+
+    Each layer has an indexer for the positions that its attention reads (DeepSeek sparse attention). The latent of q is
+    never missing. The list `mlp_layer_types` may name the layers with experts.
+    """
+    layers = count_layers(config)
+    types = config.listed("mlp_layer_types", layers, ("dense", "sparse"))
+    config = _filled(config, _V32)
+    config.require("rope_interleave", (True,), True)
+    config.require("mlp_bias", (False,), False)
+    kinds = ["indexed_attention"] * layers
+    config.require("layer_types", (kinds,), kinds)
+    width, rotated = config.integer("index_head_dim"), config.integer("qk_rope_head_dim")
+    if width < rotated:
+        raise config.error("index_head_dim", f"at least {rotated}, the elements that 'qk_rope_head_dim' rotates")
+    indexer = IndexerSpec(config.integer("index_n_heads"), width, config.integer("index_topk"))
+    return _third(config, read_norm(config), types or None, indexer)
+
+
 def glm4_moe_lite(config: ConfigReader) -> DecoderSpec:
     """Return the spec that a config.json of GLM-4.7-Flash describes: DeepSeek-V3's, in which layers may be listed.
 
@@ -178,14 +201,16 @@ def _mistral_rope(config: ConfigReader) -> tuple[ConfigReader, PositionScaleSpec
     return config.within({**config.fields, field: table, "head_dim": rotated}), q_scale
 
 
-def _third(config: ConfigReader, norm: NormSpec, types: Sequence[str] | None = None) -> DecoderSpec:
+def _third(
+    config: ConfigReader, norm: NormSpec, types: Sequence[str] | None = None, indexer: IndexerSpec | None = None
+) -> DecoderSpec:
     """Return the spec of a decoder as DeepSeek-V3. `types` are "dense" or "sparse" by layer, if they are listed."""
     config.require("scoring_func", ("sigmoid",), "sigmoid")
     config.require("topk_method", ("noaux_tc",), "noaux_tc")
     dense = read_gated(config)
     sparse = read_sigmoid_experts(config, "n_routed_experts", config.integer("n_shared_experts"), dense.activation)
     rotary = RotarySpec(interleaved=config.flag("rope_interleave", True))
-    return _deepseek(config, dense, sparse, rotary, norm, types)
+    return _deepseek(config, dense, sparse, rotary, norm, types, indexer=indexer)
 
 
 def _filled(config: ConfigReader, missing: Mapping[str, Any]) -> ConfigReader:
@@ -202,6 +227,7 @@ def _deepseek(
     norm: NormSpec,
     types: Sequence[str] | None = None,
     q_scale: PositionScaleSpec | None = None,
+    indexer: IndexerSpec | None = None,
 ) -> DecoderSpec:
     """Return the spec of a decoder. Its layers have the part `dense` or `sparse`, as `types` lists them.
 
@@ -213,7 +239,7 @@ def _deepseek(
         first = config.count("first_k_dense_replace", 0)
         types = ["dense" if index < first else "sparse" for index in range(layers)]
     rope = config.rope(config.integer("qk_rope_head_dim"))
-    attention = replace(read_latent_attention(config, rope, rotary), q_scale=q_scale)
+    attention = replace(read_latent_attention(config, rope, rotary), q_scale=q_scale, indexer=indexer)
     decoder = [pre_norm_layer(attention, dense if kind == "dense" else sparse, norm) for kind in types]
     names = DecoderNames(unread=(*DecoderNames.unread, *_predicting(config, layers)))
     return read_decoder(config, decoder, norm, rope, names=names)

@@ -197,8 +197,11 @@ def test_claims() -> None:
     assert outside == {
         "embedding",
         "attention",
+        "choose_positions",
         "paged_attention",
+        "paged_choose_positions",
         "partial_attention",
+        "sparse_attention",
         "step_attention",
         "step_latent_attention",
         "pool",

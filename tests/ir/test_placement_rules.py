@@ -192,6 +192,7 @@ WAYS: dict[str, set[str]] = {
     "scale_by_position": {"x:shard1", "x:shard2", "x:partial0"},
     "select_rows": {"x:shard1", "x:partial0"},
     "silu_mul": {"gate:shard1 up:shard1"},
+    "sparse_attention": {"q:shard1", "q:shard1 kv:shard3"},
     **{name: {"state:shard1"} for name in ("state_copy", "state_move", "state_zero")},
     "step_attention": {
         "q:shard1 k:shard1 v:shard1",

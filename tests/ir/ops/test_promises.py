@@ -68,9 +68,12 @@ ROWS: dict[str, tuple[str, ...]] = {
 WHOLE = (
     "append_attention",
     "attention",
+    "choose_positions",
     "latent_attention",
     "paged_attention",
+    "paged_choose_positions",
     "partial_attention",
+    "sparse_attention",
     "step_attention",
     "step_latent_attention",
     "pool",
@@ -248,13 +251,13 @@ def test_rowwise_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype)
     op = OPS["attention"]
     for sample in cases("attention", dtype):
         q, k, v, positions, seqs, *sinks = sample.args
+        chosen = sinks[2:]
         whole = op.rowwise(*sample.args, **sample.kwargs)
         for row in range(q.shape[0]):
             mask = Mask.named(sample.kwargs.get("mask", "causal"))
             seen = ((seqs == seqs[row]) & (positions < mask.end(positions[row]))).nonzero().flatten()
-            alone = op.rowwise(
-                *(None if x is None else x[seen] for x in (q, k, v, positions, seqs)), *sinks, **sample.kwargs
-            )
+            own = (None if x is None else x[seen] for x in (q, k, v, positions, seqs))
+            alone = op.rowwise(*own, *sinks[:2], *(one[seen] for one in chosen), **sample.kwargs)
             assert equal(alone[seen == row], whole[row : row + 1])
 
 

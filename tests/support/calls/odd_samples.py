@@ -40,6 +40,7 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
     table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
     counts = ints(2, 0, 1)
     int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32_asym")))
+    factors = torch.randn(11, 5, generator=generator(98)).to(torch.promote_types(dtype, F32))[:, 1:4]
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     logits = torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32))
     return {
@@ -140,6 +141,31 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
                 ),
                 {"scale": 0.5, "layer": 2},
             )
+        ],
+        "choose_positions": [
+            Sample(
+                (heads[:, :3, :7], heads[:, 3:4, :7], factors, ints(*range(5), *range(6)), ints(*[1] * 5, *[0] * 6)),
+                {"top_k": 3, "layer": 2},
+            )
+        ],
+        "paged_choose_positions": [
+            Sample(
+                (
+                    *(heads[:4, :3, :7], rand(7, 1, 3, 1, 7), factors[:4]),
+                    *(ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(5, 0, 2)),
+                ),
+                {"top_k": 3},
+            )
+        ],
+        "sparse_attention": [
+            Sample(
+                (
+                    *(rand(4, 6, 5), cache, ints(0, 2, 3, 4, 2, -1, 1, -1).view(4, 2)),
+                    *(ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts),
+                ),
+                {"scale": 0.4, **options},
+            )
+            for cache, options in ((kv, {}), (kv[:, :1], {"value_width": 4}))
         ],
         "step_latent_attention": [
             Sample(

@@ -154,7 +154,10 @@ MUTATIONS = (
     Mutation(
         "rms norm",
         "NormSpec.kind",
-        lambda dims: some(NormSpec, lambda norm: norm.kind == "layer")(dims) and first_attention(dims).qk_norm is None,
+        lambda dims: (
+            some(NormSpec, lambda norm: norm.kind == "layer")(dims)
+            and not some(AttentionSpec, lambda one: one.qk_norm)(dims)
+        ),
         every(NormSpec, kind="rms", bias=False),
     ),
     Mutation("head tied", "HeadSpec.tied", lambda dims: not dims.head.tied, every(HeadSpec, tied=True)),

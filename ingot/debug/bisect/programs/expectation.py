@@ -331,6 +331,8 @@ def _cached(program: Program) -> dict[str, tuple[tuple[fx.Node, ...], fx.Node | 
     latent = map(_bound, program.calls(ops.latent_attention.overload))
     found: dict[str, tuple[tuple[fx.Node, ...], fx.Node | None]]
     found = {f"kv.{bound['layer']}": ((bound["k"],), bound["v"]) for bound in plain}
+    indexers = map(_bound, program.calls(ops.choose_positions.overload))
+    found |= {f"index.{bound['layer']}": ((bound["k"],), None) for bound in indexers}
     return found | {f"kv.{bound['layer']}": ((bound["latents"], bound["k_rotated"]), None) for bound in latent}
 
 

@@ -1,5 +1,5 @@
-"""DeepSeek-V2, DeepSeek-V3, GLM-4.7-Flash and Mistral 4: latent attention (transformers, modeling_deepseek_v2.py,
-modeling_deepseek_v3.py, modeling_glm4_moe_lite.py and modeling_mistral4.py)."""
+"""DeepSeek-V2, V3 and V3.2, GLM-4.7-Flash and Mistral 4: latent attention (transformers, modeling_deepseek_v2.py,
+modeling_deepseek_v3.py, modeling_deepseek_v32.py, modeling_glm4_moe_lite.py and modeling_mistral4.py)."""
 
 import random
 from collections.abc import Mapping
@@ -15,10 +15,11 @@ from tiny_checkpoint import Tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.indexer import IndexerNames, IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec, LatentNames
 
 _V2, _V3, _GLM = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
-_MISTRAL = "Mistral4ForCausalLM"
+_MISTRAL, _V32 = "Mistral4ForCausalLM", "DeepseekV32ForCausalLM"
 _ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -36,6 +37,11 @@ def _attention(drawn: DrawnWeights, place: str, config: Config) -> None:
     drawn.norm(f"{place}.kv_a_layernorm", rank)
     drawn.matrix(f"{place}.kv_b_proj", heads * (inner + value), rank)
     drawn.matrix(f"{place}.o_proj", hidden, heads * value, bias=bias)
+    if (width := config.get("index_head_dim")) is not None:
+        drawn.matrix(f"{place}.indexer.wq_b", config["index_n_heads"] * width, config["q_lora_rank"])
+        drawn.matrix(f"{place}.indexer.wk", width, hidden)
+        drawn.norm(f"{place}.indexer.k_norm", width, bias=True)
+        drawn.matrix(f"{place}.indexer.weights_proj", config["index_n_heads"], hidden)
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -132,6 +138,19 @@ def _random_glm(draw: random.Random) -> dict[str, Any]:
     return config
 
 
+def _random_v32(draw: random.Random) -> dict[str, Any]:
+    """Transformers ignores `rope_interleave`, and of few heads of an indexer scores are equal: all are zero."""
+    config = _random_v3(draw)
+    config.pop("rope_interleave", None)
+    config |= {
+        "q_lora_rank": draw.randint(1, 40),
+        "index_n_heads": draw.randint(14, 20),
+        "index_head_dim": config["qk_rope_head_dim"] + draw.randint(0, 20),
+        "index_topk": draw.randint(1, 60),
+    }
+    return config
+
+
 def _random_mistral(draw: random.Random) -> dict[str, Any]:
     """Transformers computes the share of a head that is rotated, and rounds it down: it must be whole."""
     config = _random_v3(draw)
@@ -186,6 +205,8 @@ _CUT = {
 }
 # Queries grow too, so the temperature is lower: with sharper attention, rounding in float32 shows in the logits.
 _SCALED = {**_YARN, "mscale_all_dim": 1.1, "original_max_position_embeddings": 19, "llama_4_scaling_beta": 0.4}
+# Fewer positions than most prompts have. With few heads, scores of several positions would be zero.
+_INDEXER = {"index_n_heads": 14, "index_head_dim": 22, "index_topk": 9}
 # Fields that both configurations may lack, beside those of all families.
 _OPTIONAL = frozenset({"first_k_dense_replace", "n_shared_experts"})
 
@@ -331,6 +352,54 @@ FAMILIES = (
         ),
     ),
     Family(
+        "deepseek_v32",
+        _V32,
+        tiny=(
+            _tiny(
+                "deepseek_v32-few",
+                _V32,
+                0,
+                q_lora_rank=22,
+                rope_scaling=_YARN,
+                n_group=4,
+                topk_group=2,
+                routed_scaling_factor=1.7,
+                **_INDEXER,
+            ),
+            _tiny(
+                "deepseek_v32-listed",
+                _V32,
+                1,
+                q_lora_rank=30,
+                mlp_layer_types=["sparse", "dense", "sparse"],
+                first_k_dense_replace=...,
+                norm_topk_prob=False,
+                n_group=1,
+                topk_group=1,
+                routed_scaling_factor=0.6,
+                attention_bias=True,
+                **{**_INDEXER, "index_n_heads": 17, "index_head_dim": 8, "index_topk": 23},
+            ),
+        ),
+        weights=_weights,
+        restored=expert_weights.stacked(),
+        random=_random_v32,
+        cut={**_CUT, "n_routed_experts": 8, "mlp_layer_types": ["sparse"], **_INDEXER},
+        optional=_OPTIONAL | {"norm_topk_prob"},
+        own_optional=frozenset({"mlp_layer_types", "q_lora_rank", "index_n_heads", "index_head_dim", "index_topk"}),
+        bad=(
+            *(one for one in _bad("deepseek_v32-few") if one[1] != "q_lora_rank"),
+            ("deepseek_v32-few", "q_lora_rank", 0),
+            ("deepseek_v32-few", "rope_interleave", False),
+            ("deepseek_v32-few", "index_topk", 0),
+            ("deepseek_v32-few", "index_head_dim", 7),
+            ("deepseek_v32-few", "index_n_heads", "64"),
+            ("deepseek_v32-few", "layer_types", ["full_attention"] * 3),
+            ("deepseek_v32-few", "mlp_bias", True),
+            ("deepseek_v32-few", "mlp_layer_types", ["dense", "sparse"]),
+        ),
+    ),
+    Family(
         "kimi_k2",
         _V3,
         tiny=(
@@ -431,7 +500,14 @@ def _doubled(field: str) -> Change:
     return each(LatentAttentionSpec, change)
 
 
+def _weights_of_next(params: Params, dims: DecoderSpec) -> None:
+    """Each head of an indexer has the weights of the next head."""
+    for name in [name for name in params if name.endswith("indexer.weights.weight")]:
+        params[name] = params[name].roll(1, 0)
+
+
 _LATENT = some(LatentAttentionSpec, always)
+_INDEXED = some(IndexerSpec, always)
 MUTATIONS = (
     without(LatentAttentionSpec, "bias", False),
     without(LatentAttentionSpec, "q_scale", None),
@@ -443,11 +519,43 @@ MUTATIONS = (
         each(LatentAttentionSpec, lambda one: replace(one, scale=_plain_scale(one))),
     ),
     Mutation("values of the next head", "LatentAttentionSpec.heads", _LATENT, params=_up_of),
+    without(LatentAttentionSpec, "indexer", None),
+    *(
+        Mutation(
+            f"{number:+} chosen position",
+            "IndexerSpec.top_k",
+            _INDEXED,
+            each(IndexerSpec, lambda one, number=number: replace(one, top_k=one.top_k + number)),
+        )
+        for number in (-1, 1)
+    ),
+    Mutation("an indexer's weights of the next head", "IndexerSpec.heads", _INDEXED, params=_weights_of_next),
+    Mutation(
+        "an indexer's keys without their norm's own kind",
+        "IndexerSpec.k_norm",
+        _INDEXED,
+        each(IndexerSpec, lambda one: replace(one, k_norm=replace(one.k_norm, kind="rms", bias=False))),
+    ),
+    Mutation(
+        "an indexer's keys without the norm's bias",
+        "IndexerSpec.k_norm",
+        _INDEXED,
+        each(IndexerSpec, lambda one: replace(one, k_norm=replace(one.k_norm, bias=False))),
+    ),
+    Mutation(
+        "an indexer that rotates other pairs",
+        "IndexerSpec.rotary",
+        _INDEXED,
+        each(IndexerSpec, lambda one: replace(one, rotary=replace(one.rotary, interleaved=True))),
+    ),
 )
 SIZES: Mapping[str, Change] = {
     f"LatentAttentionSpec.{name}": _doubled(name)
     for name in ("heads", "inner", "rotated", "value_width", "rank", "q_rank")
+} | {
+    "IndexerSpec.heads": each(IndexerSpec, lambda one: replace(one, heads=one.heads + 1)),
+    "IndexerSpec.width": each(IndexerSpec, lambda one: replace(one, width=one.width + 1)),
 }
-STORAGE = ("LatentAttentionSpec.names",)
+STORAGE = ("LatentAttentionSpec.names", "IndexerSpec.names")
 PARTS = ("LatentAttentionSpec.kv_norm", "LatentAttentionSpec.q_norm", "LatentAttentionSpec.rotary")
-NAMES = (LatentNames,)
+NAMES = (LatentNames, IndexerNames)
