@@ -94,7 +94,7 @@ class InsertPagedKV(Pass):
         for node in attentions:
             if not rewriter.take(node):
                 break
-            bound = named_arguments(node)
+            bound, chooser = named_arguments(node), chooser_of(node, context.max_seq_len)
             q, k, v = bound["q"], bound["k"], bound["v"]
             if program.ending.name == POOL.name and Mask.named(bound["mask"]).looks_ahead:
                 raise PassError(
@@ -109,8 +109,10 @@ class InsertPagedKV(Pass):
                     expected="masks with which a token sees itself and earlier tokens",
                     hint="compile without deterministic",
                 )
+            if chooser is not None:
+                _check_sparse(node, bound)
             if tree:
-                _check_tree(node, bound, context)
+                _check_tree(node, bound, chooser, context)
                 bound["mask"] = "tree"
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
@@ -135,8 +137,7 @@ class InsertPagedKV(Pass):
                     expected="one cache for both: the same keys, values and scales, and masks of one cache group",
                 )
             options = {"scale": bound["scale"], **_options(bound), **scales}
-            if (chooser := chooser_of(node, context.max_seq_len)) is not None:
-                _check_sparse(node, bound)
+            if chooser is not None:
                 assert index is not None, "a causal mask keeps every token"
                 args = (q, caches[name].written, index.choose(chooser), tables[group], q_starts, q_lens)
                 rewriter.replace(node, rewriter.call(ops.sparse_attention, *args, before=node, **options))
@@ -174,7 +175,7 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
         if not rewriter.take(node):
             break
         bound = named_arguments(node)
-        if bound["chosen"] is not None:
+        if chooser_of(node, context.max_seq_len) is not None:
             raise PassError(
                 "attention over chosen positions within a step",
                 where=f"{InsertPagedKV.name}, %{node.name}",
@@ -193,15 +194,15 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
         rewriter.replace(node, attended)
 
 
-def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
+def _check_tree(node: fx.Node, bound: Mapping[str, Any], chooser: fx.Node | None, context: PassContext) -> None:
     """Raise OptionError if the attention call `node` cannot verify a tree of draft tokens.
 
-    `bound` maps names to the arguments of the call.
+    `bound` maps names to the arguments of the call. `chooser` is the call that chooses the positions that it reads.
     """
     where = f"{InsertPagedKV.name}, %{node.name}"
-    if bound["chosen"] is not None:
+    if chooser is not None:
         raise OptionError(
-            "a tree of drafts is verified by attention over chosen positions, which are consecutive tokens",
+            "a tree of drafts: an indexer chooses positions, and several tokens of a tree share one",
             where=where,
             expected="attention over all positions in every layer",
             hint="compile a definition whose ending is 'verify', whose drafts are consecutive tokens",

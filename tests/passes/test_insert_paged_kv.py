@@ -68,6 +68,67 @@ def test_a_cache_has_the_form_of_keys_and_values(apply: Apply, shared: bool) -> 
     assert print_program(parse_program(print_program(program))) == print_program(program)
 
 
+CHOSEN = """program main stage=NORMAL
+dim T in [1, 8]
+input q: f32[T, 4, 8]
+input k: f32[T, 1, 8]
+input keys: f32[T, 1, 6]
+input others: f32[T, 1, 6]
+input sinks: f32[4]
+input index_q: f32[T, 3, 6]
+input weights: f32[T, 3]
+input choice: i32[T, 5]
+input positions: i32[T]
+input token_seqs: i32[T]
+%one = ingot.choose_positions(%index_q, %keys, %weights, %positions, %token_seqs, top_k=5, layer=0) : i32[T, 5]
+%two = ingot.choose_positions(%index_q, %keys, %weights, %positions, %token_seqs, top_k=3, layer=0) : i32[T, 3]
+%a = ingot.attention(%q, %k, None, %positions, %token_seqs, None, None, %one, scale=0.5, layer=0, value_width=8) : f32[T, 4, 8]
+%b = ingot.attention(%a, %k, None, %positions, %token_seqs, None, None, %one, scale=0.5, layer=1, value_width=8) : f32[T, 4, 8]
+%c = ingot.attention(%b, %k, None, %positions, %token_seqs, None, None, %two, scale=0.5, layer=2, value_width=8) : f32[T, 4, 8]
+return y=%c
+"""  # noqa: E501  # programs as text have a call a line
+
+
+def test_attention_over_chosen_positions(apply: Apply) -> None:
+    """Calls share choices, and choices share the cache of keys. Where all positions are chosen, there is no choice."""
+    for longest, sparse, states in ((6, 3, 4), (5, 1, 4), (3, 0, 3)):
+        program, record = apply(InsertPagedKV(), CHOSEN, max_seq_len=longest, max_batch=4)
+        assert record.matches == 3 and len(program.states) == states
+        assert len([*program.calls(ops.sparse_attention.overload)]) == sparse
+        assert len([*program.calls(ops.paged_attention.overload)]) == 3 - sparse
+        choices = [*program.calls(ops.paged_choose_positions.overload)]
+        assert [choice.kwargs["top_k"] for choice in choices] == [5, 3][2 - len(choices) :]
+        assert not [*program.calls(ops.choose_positions.overload)]
+        if states == 4:
+            assert program.states["index.0"].group == "full" and choices[0].args[1] is choices[-1].args[1]
+        assert print_program(parse_program(print_program(program))) == print_program(program)
+
+
+ROWS = "%positions, %token_seqs, None, None, "
+OPTION = "%one, scale=0.5, {}layer=0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "said"),
+    [
+        ("None, None, %one", "%sinks, None, %one", PassError, "over chosen positions with sinks"),
+        (OPTION.format(""), OPTION.format('mask="window_4", '), PassError, "with mask window_4"),
+        (OPTION.format(""), OPTION.format("soft_cap=2.0, "), PassError, "with soft_cap"),
+        (f"(%q, %k, None, {ROWS}%one", f"(%q, %k, None, {ROWS}%choice", PassError, "the chosen positions of an"),
+        ("%two = ingot.choose_positions(%index_q, %keys", "%two = ingot.choose_positions(%index_q, %others", PassError,
+         "two indexers of layer 0 have different keys"),
+        ("NORMAL\n", "NORMAL\nending verify_tree(drafted=3)\n", OptionError, "an indexer chooses positions"),
+        ("NORMAL\n", "NORMAL\nending pool(pooling=last, whole=1)\n", PassError, "positions within a step"),
+    ],
+)  # fmt: skip
+def test_what_attention_over_chosen_positions_has_not(
+    old: str, new: str, error: type[Exception], said: str, apply: Apply
+) -> None:
+    assert old in CHOSEN
+    with pytest.raises(error, match=said):
+        apply(InsertPagedKV(), CHOSEN.replace(old, new), max_seq_len=33, max_batch=4)
+
+
 @pytest.mark.parametrize("page_size", [0, -16])
 def test_a_page_holds_tokens(apply: Apply, page_size: int) -> None:
     with pytest.raises(OptionError, match=f"page_size {page_size}"):

@@ -116,6 +116,16 @@ def test_token_by_token(opened: Opened, on_mesh: OnMesh) -> None:
     assert [(spec.type.shape[3], spec.placement) for spec in caches] == [(1, (Placement("tp", "shard", 3),))] * 2
 
 
+def test_an_indexer_is_whole_on_every_rank(on_mesh: OnMesh) -> None:
+    fused = next(step.program for step in on_mesh("chosen positions") if step.name == "fuse-qk-norm-rope")
+    assert fused.states["index.0"].type.shape == ("pages", 1, 16, 1, 22)
+    whole = [spec.placement for name, spec in (*fused.params.items(), *fused.states.items()) if "index" in name]
+    assert len(whole) == 5 and not any(whole)  # the linear of keys is merged with others
+    (choice,) = fused.calls(ops.paged_choose_positions.overload)
+    (attention,) = fused.calls(ops.sparse_attention.overload)
+    assert placement_of(choice, fused) == () and placement_of(attention, fused) == (Placement("tp", "shard", 1),)
+
+
 @pytest.mark.parametrize("name", quick_first)
 def test_programs_read_back(name: str, on_mesh: OnMesh) -> None:
     for step in on_mesh(name):

@@ -56,6 +56,11 @@ CASES: Mapping[str, Case] = {
         "deepseek_v2-groups",
         {"num_hidden_layers": 2, "intermediate_size": 104, "moe_intermediate_size": 32, "vocab_size": 380},
     ),
+    # Every rank has whole indexers, and makes the same choice.
+    "chosen positions": Case(
+        "deepseek_v32-few",
+        {"num_hidden_layers": 1, "intermediate_size": 104, "moe_intermediate_size": 32, "vocab_size": 380},
+    ),
     "one key-value head on four ranks": Case(
         "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
     ),
