@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ from specs import specs
 from tiny import TINY
 
 from ingot.compile.request import Request
+from ingot.ir import ops
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import CheckpointError, ConfigError
+from ingot.ir.types import TensorType
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.experts import ExpertsSpec, RouterSpec
+from ingot.models.blocks.indexer import IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
+from ingot.models.blocks.norm import NormSpec
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "goldens" / "published_configs.json").read_text())
 
@@ -81,6 +86,33 @@ def test_published_sizes(
     # 576 numbers per token and layer: 1152 bytes in bfloat16.
     form = CacheForm(attention.rank + attention.rotated, attention.rank, shared=True)
     assert form.row * form.parts == 576
+
+
+def test_published_sizes_of_the_indexer() -> None:
+    """DeepSeek-V3.2 has the sizes of V3, and the fields of its indexer, which are transformers' defaults too."""
+    of_v32 = {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+    given = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+    attention = _attention("DeepSeek-V3", **of_v32, **given)
+    indexer = attention.indexer
+    assert indexer == IndexerSpec(64, 128, 2048) == _attention("DeepSeek-V3", **of_v32).indexer
+    assert indexer.k_norm == NormSpec(1e-6, kind="layer", wide=True, bias=True, stored="k_norm")
+    assert attention.rotary.interleaved and not indexer.rotary.interleaved
+    assert replace(attention, indexer=None) == _attention("DeepSeek-V3")
+    assert len([*specs(_read("DeepSeek-V3", **of_v32).dims, IndexerSpec)]) == 61
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("index_head_dim", 7, "at least 8, the elements that 'qk_rope_head_dim' rotates"),
+        ("rope_interleave", False, "True"),
+        ("layer_types", ["indexed_attention", "full_attention", "indexed_attention"], "indexed_attention"),
+    ],
+)
+def test_what_an_indexer_needs(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{field}'") as caught:
+        _read("deepseek_v32-few", **{field: value})
+    assert expected in caught.value.expected
 
 
 def test_the_latent_of_q_is_missing_or_null() -> None:
@@ -179,13 +211,17 @@ SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4,
 SIZES |= {"intermediate_size": 128, "moe_intermediate_size": 64}
 
 
-def _fp8(folder: Path) -> QuantizedFiles:
-    """A tiny DeepSeek-V3 whose linears are stored as in the published checkpoint: routers and the head are floats."""
-    TINY["deepseek_v3-groups"].write(folder, **SIZES, quantization_config=FP8)
+def _fp8(folder: Path, name: str = "deepseek_v3-groups") -> QuantizedFiles:
+    """A tiny DeepSeek-V3 whose linears are stored as in the published checkpoint: routers and the head are floats.
+
+    So are an indexer's weights of heads.
+    """
+    TINY[name].write(folder, **SIZES, quantization_config=FP8)
     tensors, stored = load_file(folder / "model.safetensors"), {}
     meant, generator = dict(tensors), torch.Generator().manual_seed(0)
     for name, tensor in tensors.items():
-        if not name.endswith("_proj.weight") and "kv_a_proj" not in name:
+        linear = name.endswith(("_proj.weight", "wq_b.weight", "wk.weight")) or "kv_a_proj" in name
+        if not linear or name.endswith("weights_proj.weight"):
             stored[name] = tensor
             continue
         scales = torch.rand([-(-size // 128) for size in tensor.shape], generator=generator) * 0.01 + 0.005
@@ -209,3 +245,13 @@ def test_fp8_blocks(tmp_path: Path) -> None:
         assert torch.equal(found, wanted.flatten(0, 1))
     experts = program.params["layers.1.mlp.down"].recipe.execute(read)
     assert torch.equal(experts[3], written.floats["model.layers.1.mlp.experts.3.down_proj.weight"])
+
+
+def test_fp8_blocks_of_an_indexer(tmp_path: Path) -> None:
+    """Its linears keep their blocks, and its weights of heads are float32."""
+    program, _ = adopted(_fp8(tmp_path / "m", "deepseek_v32-few"))
+    linears = {str(one.args[1].target): one for one in program.calls(ops.quant_linear.overload)}
+    for name in ("q", "k"):
+        assert linears[f"layers.0.attention.indexer.{name}.qweight"].kwargs["format"] == "fp8_block128"
+    weights = program.params["layers.0.attention.indexer.weights.weight"].type
+    assert weights == TensorType(torch.float32, (14, 128))

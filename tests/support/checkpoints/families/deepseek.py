@@ -364,6 +364,7 @@ FAMILIES = (
                 n_group=4,
                 topk_group=2,
                 routed_scaling_factor=1.7,
+                n_shared_experts=2,
                 **_INDEXER,
             ),
             _tiny(
