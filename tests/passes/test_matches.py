@@ -21,6 +21,7 @@ from ingot.ir.machine.target import Target
 from ingot.ir.program import Stage
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionSpec
+from ingot.models.blocks.indexer import IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.passes.manager import run_pipeline
@@ -182,4 +183,6 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
         allowed.add("keys and values differ in width: the fused op writes caches of equal widths")
     if [*specs(dims, LatentAttentionSpec)]:
         allowed = {"values are the first numbers of keys: the fused op writes keys and values of equal width"}
+        if [*specs(dims, IndexerSpec)]:
+            allowed = {"no attention reads the cache after this write"}  # but sparse attention, and the indexer
     assert {refusal.reason for refusal in record.refusals} <= allowed
