@@ -156,10 +156,10 @@ def test_every_op_says_where_it_may_stand() -> None:
         assert legal == expected, op.name
     named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached", "open")}
     assert named["open"] == {"redistribute"}
-    assert named["pure"] == {"attention", "latent_attention"}
+    assert named["pure"] == {"attention", "choose_positions", "latent_attention"}
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "partial_attention"}
-    over_states |= {"qk_norm_rope_append"}
+    over_states |= {"qk_norm_rope_append", "paged_choose_positions", "sparse_attention"}
     drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows", "take_block", "fill_block"}
     tree = {"tree_ancestors", "tree_positions", "accept_tree", "move_slots"}
     steps = {"feed", "page_slots", "sample", "top_logprobs", "step_attention", "step_latent_attention", "pool"}

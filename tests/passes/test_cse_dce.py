@@ -227,7 +227,9 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
         assert op.effect is not Effect.RANDOM, "draws are keyed by arguments"
     assert {name for name, op in OPS.items() if op.effect is Effect.READS_STATE} == {
         "paged_attention",
+        "paged_choose_positions",
         "partial_attention",
+        "sparse_attention",
         "feed",
         "sample",
         "take_drafts",
