@@ -28,6 +28,8 @@ _KIND_OF = {
         (
             "append_attention",
             "paged_attention",
+            "paged_choose_positions",
+            "sparse_attention",
             "step_attention",
             "qk_norm_rope_append",
             "kv_append",
