@@ -7,7 +7,7 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 from tiny_weights import Layout
 
 # Draws the tensors of the feed-forward part of a layer: (drawn, prefix of the layer, its index).
@@ -24,26 +24,14 @@ CUT: Mapping[str, Any] = {
 
 
 def tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": [architecture],
-        "model_type": name.partition("-")[0],
+    own = {
         "hidden_size": 66,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
         "head_dim": 14,
         "intermediate_size": 53,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
         "rms_norm_eps": 0.016,
-        "rope_theta": 811.0,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {key: value for key, value in {**config, **fields}.items() if value is not ...}, seed)
+    return tiny_like_llama(name, architecture, seed, **{**own, **fields})
 
 
 def decoder(

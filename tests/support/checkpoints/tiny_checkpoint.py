@@ -15,6 +15,24 @@ MAX_SEQ_LEN = 160
 # Mixed on purpose: one token, both sides of a page of 16, several pages, and the end inside a page.
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 97)
 
+# What the config.json of tiny checkpoints shares. Sizes are odd, and constants far from their defaults.
+_EVERY: Mapping[str, Any] = {
+    "vocab_size": 379,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "float32",
+}
+# Likewise, where the fields have Llama's names.
+_LLAMA: Mapping[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 103,
+    "max_position_embeddings": MAX_SEQ_LEN,
+    "rope_theta": 811.0,
+}
+
 # Every tensor of a checkpoint with this configuration, drawn from the generator.
 Weights = Callable[[Mapping[str, Any], torch.Generator], dict[str, torch.Tensor]]
 
@@ -58,3 +76,17 @@ class Tiny:
             where |= dict.fromkeys(part, file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
         return folder
+
+
+def tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
+    """A checkpoint with the shared fields and `fields`, which win. A field that is `...` is left out.
+
+    The model type is the name up to its first "-", unless `fields` say another.
+    """
+    config = {"architectures": [architecture], "model_type": name.partition("-")[0], **_EVERY, **fields}
+    return Tiny(name, {key: value for key, value in config.items() if value is not ...}, seed)
+
+
+def tiny_like_llama(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
+    """The same, with layers, heads and positions as well, under Llama's names."""
+    return tiny(name, architecture, seed, **{**_LLAMA, **fields})

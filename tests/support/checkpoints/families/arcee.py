@@ -5,29 +5,19 @@ from typing import Any
 
 import random_fields
 import torch
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 from tiny_weights import like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["ArceeForCausalLM"],
-        "model_type": "arcee",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
+    own = {
         "head_dim": 14,
-        "intermediate_size": 103,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
         "rms_norm_eps": 0.016,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float32",
+        "rope_theta": ...,
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny_like_llama(name, "ArceeForCausalLM", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

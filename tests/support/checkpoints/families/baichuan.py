@@ -14,28 +14,22 @@ import torch
 import torch.nn.functional as F
 from drawn_weights import DrawnWeights
 from oracle import Oracle, Tensors, attention, frequencies, gated, linear, rms_norm, rotated
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
 
 def _tiny(architecture: str, name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": [architecture],
+    own = {
         "model_type": "baichuan",
         "hidden_size": 84,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "intermediate_size": 103,
-        "vocab_size": 379,
         "rms_norm_eps": 0.016,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny(name, architecture, seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

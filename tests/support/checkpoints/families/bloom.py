@@ -7,7 +7,7 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from mutations import Mutation, each, every, some
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.alibi import AlibiSpec
@@ -17,18 +17,11 @@ from ingot.models.blocks.layer import LayerSpec
 
 
 def _tiny(name: str, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        "vocab_size": 379,
+    own = {
         "seq_length": MAX_SEQ_LEN,
         "layer_norm_epsilon": 0.016,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed=4)
+    return tiny(name, "BloomForCausalLM", 4, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

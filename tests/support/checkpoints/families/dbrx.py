@@ -6,29 +6,24 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, seed: int, attention: dict[str, Any], experts: dict[str, Any]) -> Tiny:
-    config = {
-        "architectures": ["DbrxForCausalLM"],
-        "model_type": "dbrx",
-        "d_model": 84,
-        "n_layers": 3,
-        "n_heads": 6,
-        "vocab_size": 379,
-        "max_seq_len": MAX_SEQ_LEN,
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 811.0, **attention},
-        "ffn_config": {"ffn_hidden_size": 31, "moe_num_experts": 5, "moe_top_k": 2, **experts},
-        "rope_theta": 811.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-    }
-    return Tiny(name, config, seed)
+    return tiny(
+        name,
+        "DbrxForCausalLM",
+        seed,
+        d_model=84,
+        n_layers=3,
+        n_heads=6,
+        max_seq_len=MAX_SEQ_LEN,
+        attn_config={"kv_n_heads": 2, "rope_theta": 811.0, **attention},
+        ffn_config={"ffn_hidden_size": 31, "moe_num_experts": 5, "moe_top_k": 2, **experts},
+        rope_theta=811.0,
+    )
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

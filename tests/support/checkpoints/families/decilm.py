@@ -12,29 +12,23 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from llama_oracle import LlamaOracle
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 from tiny_weights import like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, model_type: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["DeciLMForCausalLM"],
+    own = {
         "model_type": model_type,
         "hidden_size": 84,
         "num_attention_heads": 6,
-        "vocab_size": 379,
         "max_position_embeddings": MAX_SEQ_LEN,
         "rms_norm_eps": 0.016,
         "rope_theta": 811.0,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny(name, "DeciLMForCausalLM", seed, **{**own, **fields})
 
 
 def _grouped(group: int, **fields: Any) -> dict[str, Any]:

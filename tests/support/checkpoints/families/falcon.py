@@ -9,36 +9,21 @@ from unittest import mock
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
-_COMMON = {
-    "vocab_size": 379,
-    "alibi": False,
-    "layer_norm_epsilon": 0.016,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "float32",
-}
+_COMMON = {"alibi": False, "layer_norm_epsilon": 0.016}
 
 
 def _tiny(kind: str, **fields: Any) -> Tiny:
-    config = {
-        **_COMMON,
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "num_hidden_layers": 3,
-        "max_position_embeddings": MAX_SEQ_LEN,
-        "rope_theta": 811.0,
-    }
-    return Tiny(f"falcon-{kind}", {**config, **fields}, seed=1)
+    own = {**_COMMON, "num_hidden_layers": 3, "max_position_embeddings": MAX_SEQ_LEN, "rope_theta": 811.0}
+    return tiny(f"falcon-{kind}", "FalconForCausalLM", 1, **{**own, **fields})
 
 
 def _first(model_type: str, name: str, **fields: Any) -> Tiny:
     """A checkpoint with the first names. Its tables have one base only."""
-    config = {**_COMMON, "architectures": ["RWForCausalLM"], "model_type": model_type, "n_layer": 3}
-    return Tiny(name, {**config, **fields}, seed=1)
+    return tiny(name, "RWForCausalLM", 1, **{**_COMMON, "model_type": model_type, "n_layer": 3, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

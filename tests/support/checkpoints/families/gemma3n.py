@@ -9,7 +9,7 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from mutations import Change, Mutation, each, every, some, without
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny, tiny_like_llama
 
 from families.family import Config, Family
 from ingot.models.blocks.altup import AltUpSpec
@@ -24,26 +24,16 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _TEXT, _PARTS = "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"
 
 
-def _text(**fields: Any) -> dict[str, Any]:
-    return {
-        "model_type": "gemma3n_text",
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 14,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
-        "rms_norm_eps": 0.02,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-        **fields,
-    }
+def _text(kind: str, seed: int, **fields: Any) -> Tiny:
+    own = {"head_dim": 14, "rms_norm_eps": 0.02}
+    return tiny_like_llama(f"gemma3n_text-{kind}", _TEXT, seed, **{**own, **fields})
 
 
 # Both kinds of layers share a cache, and the sliding ones that of no neighbour; tokens above 350 have no embedding for
 # layers.
 _SHARED = _text(
+    "shared",
+    2,
     hidden_size=84,
     num_hidden_layers=6,
     intermediate_size=103,
@@ -61,6 +51,8 @@ _SHARED = _text(
     rope_local_base_freq=311.0,
 )
 _PLAIN = _text(
+    "plain",
+    1,
     hidden_size=60,
     num_hidden_layers=2,
     intermediate_size=[71, 64],
@@ -75,11 +67,13 @@ _PLAIN = _text(
     hidden_activation="gelu",
     attention_bias=True,
     tie_word_embeddings=False,
+    rope_theta=...,
     rope_parameters={
         _FULL: {"rope_type": "linear", "factor": 2.5, "rope_theta": 2003.0},
         _SLIDING: {"rope_type": "default", "rope_theta": 101.0},
     },
 )
+_OF_PARTS = {name: value for name, value in _SHARED.config.items() if name != "architectures"}
 _CUT = {
     "hidden_size": 84,
     "num_hidden_layers": 1,
@@ -225,10 +219,7 @@ FAMILIES = (
     Family(
         "gemma3n_text",
         _TEXT,
-        tiny=(
-            Tiny("gemma3n_text-shared", {"architectures": [_TEXT], **_SHARED}, seed=2),
-            Tiny("gemma3n_text-plain", {"architectures": [_TEXT], **_PLAIN}, seed=1),
-        ),
+        tiny=(_SHARED, _PLAIN),
         weights=_weights,
         random=_random,
         cut=_CUT,
@@ -263,21 +254,13 @@ FAMILIES = (
         "gemma3n",
         _PARTS,
         tiny=(
-            Tiny(
-                "gemma3n-parts",
-                {
-                    "architectures": [_PARTS],
-                    "model_type": "gemma3n",
-                    "text_config": _SHARED,
-                    "vocab_size": 379,
-                    "torch_dtype": "float32",
-                },
-                seed=3,
+            tiny(
+                "gemma3n-parts", _PARTS, 3, text_config=_OF_PARTS, bos_token_id=..., eos_token_id=..., pad_token_id=...
             ),
         ),
         weights=_weights_of_parts,
         random=_random_parts,
-        cut={"text_config": {**_SHARED, **_CUT}},
+        cut={"text_config": {**_OF_PARTS, **_CUT}},
         bad=(("gemma3n-parts", "text_config", None), ("gemma3n-parts", "text_config", [])),
         oracle=_text_alone,
     ),

@@ -8,7 +8,7 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from mutations import Change, Mutation, each, some
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.decoder import DecoderSpec
@@ -17,16 +17,10 @@ from ingot.models.blocks.learned_positions import LearnedPositionsSpec
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
+    own = {
         "n_positions": MAX_SEQ_LEN,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny(name, "GPT2LMHeadModel", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -84,7 +78,6 @@ FAMILIES = (
                 n_layer=3,
                 n_head=6,
                 n_inner=103,
-                vocab_size=379,
                 layer_norm_epsilon=0.016,
                 scale_attn_by_inverse_layer_idx=True,
                 tie_word_embeddings=False,

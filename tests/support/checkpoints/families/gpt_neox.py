@@ -6,27 +6,19 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "intermediate_size": 103,
-        "vocab_size": 379,
+    own = {
         "hidden_act": "gelu",
-        "max_position_embeddings": MAX_SEQ_LEN,
         "layer_norm_eps": 0.016,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float32",
+        "num_key_value_heads": ...,
+        "rope_theta": ...,
     }
-    return Tiny(name, {**config, **fields}, seed=4)
+    return tiny_like_llama(name, "GPTNeoXForCausalLM", 4, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

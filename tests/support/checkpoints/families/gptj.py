@@ -8,23 +8,17 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
 
 def _tiny(model_type: str, architecture: str, kind: str, **fields: Any) -> Tiny:
-    config = {
-        "architectures": [architecture],
-        "model_type": model_type,
+    own = {
         "n_positions": MAX_SEQ_LEN,
-        "vocab_size": 379,
         "layer_norm_epsilon": 0.016,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float32",
     }
-    return Tiny(f"{model_type}-{kind}", {**config, **fields}, seed=2)
+    return tiny(f"{model_type}-{kind}", architecture, 2, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

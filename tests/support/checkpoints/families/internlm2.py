@@ -12,31 +12,19 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from oracle import Oracle, Tensors, attention, gated, linear, rms_norm, rotated, scaled_frequencies
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["InternLM2ForCausalLM"],
+    own = {
         "auto_map": {"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"},
-        "model_type": "internlm2",
         "hidden_size": 84,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "intermediate_size": 103,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
         "rms_norm_eps": 0.016,
-        "rope_theta": 811.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "pad_token_id": 2,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny_like_llama(name, "InternLM2ForCausalLM", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

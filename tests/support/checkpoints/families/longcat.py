@@ -12,7 +12,7 @@ import torch
 from drawn_weights import DrawnWeights
 from mutations import Mutation, Params, each, some, without
 from specs import specs
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.decoder import DecoderSpec
@@ -104,9 +104,7 @@ def _random(draw: random.Random) -> dict[str, Any]:
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config: dict[str, Any] = {
-        "architectures": [_FLASH],
-        "model_type": "longcat_flash",
+    own = {
         "hidden_size": 66,
         "num_layers": 2,
         "num_attention_heads": 6,
@@ -122,17 +120,12 @@ def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
         "zero_expert_num": 4,
         "moe_topk": 4,
         "routed_scaling_factor": 2.3,
-        "vocab_size": 379,
         "max_position_embeddings": MAX_SEQ_LEN,
         "rms_norm_eps": 0.016,
         "rope_theta": 811.0,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {key: value for key, value in {**config, **fields}.items() if value is not ...}, seed)
+    return tiny(name, _FLASH, seed, **{**own, **fields})
 
 
 _YARN = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import random_fields
 import torch
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import tiny_like_llama
 from tiny_weights import like_llama
 
 from families.family import Config, Family
@@ -52,31 +52,18 @@ FAMILIES = (
         "mimo",
         "MiMoForCausalLM",
         tiny=(
-            Tiny(
+            tiny_like_llama(
                 "mimo-ahead",
-                {
-                    "architectures": ["MiMoForCausalLM"],
-                    "model_type": "mimo",
-                    "hidden_size": 66,
-                    "num_hidden_layers": 3,
-                    "num_attention_heads": 6,
-                    "num_key_value_heads": 2,
-                    "head_dim": 14,
-                    "intermediate_size": 103,
-                    "vocab_size": 379,
-                    "max_position_embeddings": MAX_SEQ_LEN,
-                    "num_nextn_predict_layers": 2,
-                    "attention_bias": True,
-                    "rms_norm_eps": 0.016,
-                    "rope_theta": 811.0,
-                    "use_sliding_window": False,
-                    "sliding_window": 17,
-                    "tie_word_embeddings": False,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
-                    "pad_token_id": 0,
-                    "torch_dtype": "float32",
-                },
+                "MiMoForCausalLM",
+                0,
+                hidden_size=66,
+                head_dim=14,
+                num_nextn_predict_layers=2,
+                attention_bias=True,
+                rms_norm_eps=0.016,
+                use_sliding_window=False,
+                sliding_window=17,
+                tie_word_embeddings=False,
             ),
         ),
         weights=_weights,

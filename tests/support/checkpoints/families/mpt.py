@@ -9,24 +9,17 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["MptForCausalLM"],
-        "model_type": "mpt",
-        "vocab_size": 379,
+    own = {
         "max_seq_len": MAX_SEQ_LEN,
         "layer_norm_epsilon": 0.016,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed=2)
+    return tiny(name, "MptForCausalLM", 2, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import random_fields
 import torch
 from mutations import Mutation, each, some, without
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 from tiny_weights import like_llama
 
 from families.family import Config, Family
@@ -16,22 +16,7 @@ from ingot.models.blocks.norm import NormSpec
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["OlmoForCausalLM"],
-        "model_type": "olmo",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "intermediate_size": 103,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
-        "rope_theta": 811.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-    }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny_like_llama(name, "OlmoForCausalLM", seed, **fields)
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from mutations import Change, Mutation, each, some
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.layer import BranchSpec
@@ -17,16 +17,10 @@ from ingot.models.blocks.projection import ProjectionSpec
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
+    own = {
         "max_position_embeddings": MAX_SEQ_LEN,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny(name, "OPTForCausalLM", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -97,7 +91,6 @@ FAMILIES = (
                 num_attention_heads=6,
                 ffn_dim=103,
                 word_embed_proj_dim=52,
-                vocab_size=379,
                 do_layer_norm_before=False,
             ),
             _tiny(

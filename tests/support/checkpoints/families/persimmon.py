@@ -7,28 +7,17 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["PersimmonForCausalLM"],
-        "model_type": "persimmon",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "intermediate_size": 103,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
+    own = {
         "layer_norm_eps": 0.016,
-        "rope_theta": 811.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
+        "num_key_value_heads": ...,
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny_like_llama(name, "PersimmonForCausalLM", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import random_fields
 import torch
 from llama_oracle import LlamaOracle
 from mutations import Mutation, every, some
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import tiny_like_llama
 from tiny_weights import like_llama
 
 from families.family import Config, Family
@@ -61,33 +61,21 @@ FAMILIES = (
         "solar",
         "SolarForCausalLM",
         tiny=(
-            Tiny(
+            tiny_like_llama(
                 "solar-skips",
-                {
-                    "architectures": ["SolarForCausalLM"],
-                    "model_type": "solar",
-                    "hidden_size": 66,
-                    "num_hidden_layers": 6,
-                    "num_attention_heads": 6,
-                    "num_key_value_heads": 2,
-                    "head_dim": 14,
-                    "intermediate_size": 103,
-                    "vocab_size": 379,
-                    "max_position_embeddings": MAX_SEQ_LEN,
-                    "sliding_window": 23,
-                    "bskcn_1": [1, 3],
-                    "bskcn_2": [2],
-                    "bskcn_3": [2, 5],  # the streams before layers 1 and 3
-                    "bskcn_4": [4],
-                    "bskcn_tv": [0.9, 0.7],
-                    "rms_norm_eps": 0.016,
-                    "rope_theta": 811.0,
-                    "tie_word_embeddings": False,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
-                    "pad_token_id": 0,
-                    "torch_dtype": "float32",
-                },
+                "SolarForCausalLM",
+                0,
+                hidden_size=66,
+                num_hidden_layers=6,
+                head_dim=14,
+                sliding_window=23,
+                bskcn_1=[1, 3],
+                bskcn_2=[2],
+                bskcn_3=[2, 5],  # the streams before layers 1 and 3
+                bskcn_4=[4],
+                bskcn_tv=[0.9, 0.7],
+                rms_norm_eps=0.016,
+                tie_word_embeddings=False,
             ),
         ),
         weights=_weights,

@@ -8,28 +8,16 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import Tiny, tiny_like_llama
 
 from families.family import Config, Family
 
 
 def _tiny(model_type: str, architecture: str, kind: str, **fields: Any) -> Tiny:
-    config = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "intermediate_size": 103,
-        "vocab_size": 379,
-        "max_position_embeddings": MAX_SEQ_LEN,
-        "rope_theta": 811.0,
+    own = {
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float32",
     }
-    return Tiny(f"{model_type}-{kind}", {**config, **fields}, seed=1)
+    return tiny_like_llama(f"{model_type}-{kind}", architecture, 1, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:

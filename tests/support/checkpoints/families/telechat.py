@@ -13,32 +13,27 @@ import random_fields
 import torch
 from drawn_weights import DrawnWeights
 from oracle import Oracle, Tensors, attention, frequencies, gated, linear, rms_norm, rotated
-from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny, tiny
 
 from families.family import Config, Family
 
 
 def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
-    config = {
-        "architectures": ["TeleChat2ForCausalLM"],
-        "auto_map": {"AutoModelForCausalLM": "modeling_telechat2.Telechat2ForCausalLM"},
+    own = {
         "model_type": "telechat",
+        "auto_map": {"AutoModelForCausalLM": "modeling_telechat2.Telechat2ForCausalLM"},
         "hidden_size": 84,
         "n_layer": 3,
         "n_head": 6,
         "num_key_value_heads": 2,
         "ffn_hidden_size": 103,
-        "vocab_size": 379,
         "layer_norm_epsilon": 0.016,
         "training_seqlen": MAX_SEQ_LEN,
         "base_seqlen": 60,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "pad_token_id": 3,
-        "torch_dtype": "float32",
     }
-    return Tiny(name, {**config, **fields}, seed)
+    return tiny(name, "TeleChat2ForCausalLM", seed, **{**own, **fields})
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
