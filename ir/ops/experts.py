@@ -167,6 +167,7 @@ def _through(
     order: torch.Tensor,
     counts: Sequence[int],
     bound: Mapping[str, Any],
+    stored: torch.dtype,
 ) -> torch.Tensor:
     """Run each token of x through its chosen experts, and return the weighted sums [T, D].
 
@@ -174,25 +175,38 @@ def _through(
     order         the choices (token * top_k + i) by expert. The first `counts[0]` of them belong to expert 0, the next
                   `counts[1]` to expert 1, and so on. The rest are of no expert here, and add nothing.
     bound         the arguments of the call by parameter name
+    stored        the dtype of the rows that a kernel stores: x with its weight, and joined rows
     """
     (gate_up, down), weigh_input = _weights(bound), bound["weigh_input"]
     gate_of = _gate(bound["activation"], bound["limit"], bound["alpha"])
     rows = x[order // weights.shape[1]]
     if weigh_input:
-        rows = (wide(rows) * weights.flatten()[order, None]).to(x.dtype)
+        rows = (wide(rows) * weights.flatten()[order, None]).to(stored).to(x.dtype)
     made = torch.empty_like(rows)
     begin = 0
     for expert, count in enumerate(counts):
         if count:
             mine = slice(begin, begin + count)
             gate, up = gate_up.linear(rows[mine], expert).chunk(2, -1)
-            made[mine] = down.linear(gate_of(gate, up), expert)
+            made[mine] = down.linear(gate_of(gate, up).to(stored).to(x.dtype), expert)
         begin += count
     made[begin:] = 0
     by_choice = torch.empty_like(made)
     by_choice[order] = made
     shares = wide(by_choice).view(*weights.shape, x.shape[-1])
     return (shares if weigh_input else shares * weights[..., None]).sum(1).to(x.dtype)
+
+
+def run_experts(bound: Mapping[str, Any], stored: torch.dtype | None = None) -> torch.Tensor:
+    """Compute a call of `experts` from its arguments by parameter name, as `Op.bind` returns them, without checks.
+
+    `stored` is the dtype of the rows that a kernel stores before its two matmuls: weighed rows of x, and joined rows.
+    None means the dtype of x. With x in float32 and `stored` in the dtype of a model, this rounds where a kernel does.
+    """
+    x, chosen = bound["x"], bound["chosen"]
+    num_experts = _weights(bound)[0].shape[0]
+    order, counts = group_by_expert(chosen, num_experts + bound["others"])
+    return _through(x, bound["weights"], order, counts[:num_experts].tolist(), bound, stored or x.dtype)
 
 
 def _gate(activation: str, limit: float, alpha: float) -> Gate:
@@ -208,7 +222,7 @@ def _all_to_the_same(*args: Any, **kwargs: Any) -> torch.Tensor:
     x, weights, chosen = bound["x"], bound["weights"], bound["chosen"]
     num_experts = _weights(bound)[0].shape[0]
     order, _ = group_by_expert(chosen, num_experts + bound["others"])
-    return _through(x, weights, order, [x.shape[0]] * min(chosen.shape[1], num_experts), bound)
+    return _through(x, weights, order, [x.shape[0]] * min(chosen.shape[1], num_experts), bound, x.dtype)
 
 
 def _placement(call: Call) -> Fit:
@@ -292,6 +306,4 @@ def experts(
     """
     bound = locals()  # the arguments by parameter name, as `Op.bind` returns them
     _check(x, weights, chosen, bound)
-    num_experts = _weights(bound)[0].shape[0]
-    order, counts = group_by_expert(chosen, num_experts + others)
-    return _through(x, weights, order, counts[:num_experts].tolist(), bound)
+    return run_experts(bound)

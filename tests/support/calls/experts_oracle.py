@@ -13,7 +13,7 @@ from call_oracle import rounded_worse
 from one_call import OneCall
 
 from ingot.ir import ops
-from ingot.ir.ops.experts import _gate, _weights
+from ingot.ir.ops.experts import run_experts
 
 
 def experts_difference(args: Sequence[Any], kwargs: Mapping[str, Any], found: torch.Tensor) -> str | None:
@@ -30,16 +30,5 @@ def experts_difference(args: Sequence[Any], kwargs: Mapping[str, Any], found: to
 def _rounded_when_stored(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
     """The result in float32, with the joined rows and the sum rounded to x's dtype."""
     dtype = args[0].dtype
-    wide = [one.float() if isinstance(one, torch.Tensor) and one.dtype == dtype else one for one in args]
-    bound = ops.experts.bind(tuple(wide), dict(kwargs))
-    x, weights, chosen, weigh_input = (bound[name] for name in ("x", "weights", "chosen", "weigh_input"))
-    (gate_up, down), gate_of = _weights(bound), _gate(bound["activation"], bound["limit"], bound["alpha"])
-    sums = torch.zeros_like(x)
-    for token in range(x.shape[0]):
-        for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
-            row = x[token : token + 1]
-            row = (row * weight).to(dtype).float() if weigh_input else row
-            joined = gate_of(*gate_up.linear(row, expert).chunk(2, -1)).to(dtype).float()
-            made = down.linear(joined, expert)[0]
-            sums[token] += made if weigh_input else weight * made
-    return sums.to(dtype)
+    wide = tuple(one.float() if isinstance(one, torch.Tensor) and one.dtype == dtype else one for one in args)
+    return run_experts(ops.experts.bind(wide, dict(kwargs)), stored=dtype).to(dtype)
