@@ -112,7 +112,8 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 def _prepare(rewriter: Rewriter) -> None:
     """Replace calls that cannot run on split weights.
 
-    They are embeddings with split rows, and linears with a bias whose results become partial sums.
+    They are embeddings with split rows, and linears with a bias whose results become partial sums. Experts that return
+    their input do so on every rank, so each adds a part of it.
     """
     program = rewriter.program
     for node in list(program.calls()):
@@ -120,6 +121,10 @@ def _prepare(rewriter: Rewriter) -> None:
         if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
             node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
             node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
+        elif target is ops.experts and bound["identities"]:
+            split = [place for place in placement_of(bound["gate_up"], program) if place.kind == "shard"]
+            parts = math.prod(program.mesh[place.axis] for place in split)
+            node.kwargs = {**node.kwargs, "identity_parts": parts} if split else node.kwargs
         elif (matmul := matmul_of(node)) is None or matmul.bias is None:
             continue
         elif _splits(program, matmul.weight.parts["weight"], 1):

@@ -168,14 +168,6 @@ def _mix(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
     graph.product(node, graph.op("MatMul", *graph.factors(*factors)), *factors)
 
 
-def _identity_experts(graph: Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
-    chosen = graph.op("Cast", graph.wide(given["chosen"]), to=ELEMENTS[torch.int64])
-    here = graph.op("GreaterOrEqual", chosen, graph.ints(given["experts"]))
-    counted = graph.op("Where", here, graph.wide(given["weights"]), graph.number(0.0))
-    total = graph.op("ReduceSum", counted, graph.ints(-1), keepdims=1)
-    graph.result(node, graph.op("Mul", graph.wide(given["x"]), total))
-
-
 # Norms.
 
 
@@ -325,7 +317,6 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "ingot.linear": _linear,
     "ingot.head_linear": _head_linear,
     "ingot.mix": _mix,
-    "ingot.identity_experts": _identity_experts,
     "ingot.rms_norm": _rms_norm,
     "ingot.add_rms_norm": _add_rms_norm,
     "ingot.layer_norm": _layer_norm,

@@ -19,7 +19,6 @@ from ingot.ir.ops.dense import (
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.experts import experts
-from ingot.ir.ops.identity_experts import identity_experts
 from ingot.ir.ops.latent_attention import latent_attention
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.lora import lora_expand, lora_shrink
@@ -70,7 +69,6 @@ __all__ = [
     "gaussian_top_k",
     "gelu_mul",
     "head_linear",
-    "identity_experts",
     "kv_append",
     "latent_attention",
     "layer_norm",

@@ -82,9 +82,10 @@ def _check(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, bound: 
             f"weights {list(weights.shape)} and experts {chosen.dtype} {list(chosen.shape)}",
             expected=f"[T, top_k] and int32 [T, top_k], with T = {x.shape[0]}",
         )
-    if bound["others"] < 0:
-        raise VerifyError(f"{bound['others']} other experts", where="ingot.experts", expected="at least 0")
-    most = num_experts + bound["others"]
+    for name, least in (("identities", 0), ("identity_parts", 1)):
+        if bound[name] < least:
+            raise VerifyError(f"{name} is {bound[name]}", where="ingot.experts", expected=f"at least {least}")
+    most = num_experts + bound["identities"]
     if not 1 <= chosen.shape[1] <= most:
         raise VerifyError(f"{chosen.shape[1]} experts for each token", expected=f"1 to {most}")
     activation = bound["activation"]
@@ -154,7 +155,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample((*routed(6, 1), *matrices), {"activation": "gelu_tanh", "weigh_input": True}),
         Sample((*routed(6, 2), *matrices, *biases), {"activation": CLAMPED, "limit": 0.4, "alpha": 1.5}),
         Sample((*routed(1, 1), *matrices)),
-        Sample((*routed(6, 4), *(one[:2] for one in matrices)), {"others": 2}),
+        Sample((*routed(6, 4), *(one[:2] for one in matrices)), {"identities": 2}),
         stored("mxfp4", "mxfp4", biased=True, activation=CLAMPED),
         stored("int4_g32_asym", "int8", biased=False),
         stored("int8_tensor", "int8_g32", biased=False),
@@ -173,12 +174,14 @@ def _through(
 
     weights       the weight of each choice [T, top_k]
     order         the choices (token * top_k + i) by expert. The first `counts[0]` of them belong to expert 0, the next
-                  `counts[1]` to expert 1, and so on. The rest are of no expert here, and add nothing.
+                  `counts[1]` to expert 1, and so on. The rest are of experts that return their input.
     bound         the arguments of the call by parameter name
     stored        the dtype of the rows that a kernel stores: x with its weight, and joined rows
     """
     (gate_up, down), weigh_input = _weights(bound), bound["weigh_input"]
     gate_of = _gate(bound["activation"], bound["limit"], bound["alpha"])
+    if bound["identity_parts"] > 1:
+        weights = torch.where(bound["chosen"] < gate_up.shape[0], weights, weights / bound["identity_parts"])
     rows = x[order // weights.shape[1]]
     if weigh_input:
         rows = (wide(rows) * weights.flatten()[order, None]).to(stored).to(x.dtype)
@@ -190,7 +193,7 @@ def _through(
             gate, up = gate_up.linear(rows[mine], expert).chunk(2, -1)
             made[mine] = down.linear(gate_of(gate, up).to(stored).to(x.dtype), expert)
         begin += count
-    made[begin:] = 0
+    made[begin:] = rows[begin:]
     by_choice = torch.empty_like(made)
     by_choice[order] = made
     shares = wide(by_choice).view(*weights.shape, x.shape[-1])
@@ -205,7 +208,7 @@ def run_experts(bound: Mapping[str, Any], stored: torch.dtype | None = None) -> 
     """
     x, chosen = bound["x"], bound["chosen"]
     num_experts = _weights(bound)[0].shape[0]
-    order, counts = group_by_expert(chosen, num_experts + bound["others"])
+    order, counts = group_by_expert(chosen, num_experts + bound["identities"])
     return _through(x, bound["weights"], order, counts[:num_experts].tolist(), bound, stored or x.dtype)
 
 
@@ -221,7 +224,7 @@ def _all_to_the_same(*args: Any, **kwargs: Any) -> torch.Tensor:
     bound = experts.bind(args, kwargs)
     x, weights, chosen = bound["x"], bound["weights"], bound["chosen"]
     num_experts = _weights(bound)[0].shape[0]
-    order, _ = group_by_expert(chosen, num_experts + bound["others"])
+    order, _ = group_by_expert(chosen, num_experts + bound["identities"])
     return _through(x, weights, order, [x.shape[0]] * min(chosen.shape[1], num_experts), bound, x.dtype)
 
 
@@ -230,13 +233,18 @@ def _placement(call: Call) -> Fit:
 
     The result is then a partial sum: the sum over the ranks is still to be added. Scales and zeros are split like the
     elements. If the weights are not split, every rank has all arguments whole. So it is if the columns of down must
-    stay together.
+    stay together. Of experts that return their input, each rank adds its part.
     """
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)
     if "down_bias" in call.types:
         raise VerifyError(
             "a bias of experts on partial sums is added once by each rank", expected="experts that are not split"
+        )
+    if call.values["identities"] and call.values["identity_parts"] != call.parts:
+        raise VerifyError(
+            f"{call.parts} ranks add the input, and identity_parts is {call.values['identity_parts']}",
+            expected=f"{call.parts}",
         )
     needs = splits_of(call)
     if needs is None:
@@ -284,7 +292,8 @@ def experts(
     limit: float = 7.0,
     alpha: float = 1.702,
     weigh_input: bool = False,
-    others: int = 0,
+    identities: int = 0,
+    identity_parts: int = 1,
     gate_up_format: str = "plain",
     down_format: str = "plain",
 ) -> torch.Tensor:
@@ -300,9 +309,12 @@ def experts(
 
     `activation` joins gate and up: "silu", "gelu" or "gelu_tanh" as in `silu_mul` and `gelu_mul`, or "clamped", the
     SwiGLU of GPT-OSS with its constants `limit` and `alpha`. With `weigh_input` the weights multiply the experts'
-    inputs, and not their results, as in Llama 4. Indices from E to E + `others` - 1 are of no expert here, and add
-    nothing. Each matmul is rounded to x's dtype, as in `linear`. The sum is
+    inputs, and not their results, as in Llama 4. Each matmul is rounded to x's dtype, as in `linear`. The sum is
     rounded once.
+
+    Indices from E to E + `identities` - 1 are of experts that return their input, as the zero experts of LongCat-Flash
+    (arXiv 2509.01322). Their weights are divided by `identity_parts`: the ranks that split the other experts each add
+    such a part.
     """
     bound = locals()  # the arguments by parameter name, as `Op.bind` returns them
     _check(x, weights, chosen, bound)

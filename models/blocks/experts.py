@@ -140,7 +140,7 @@ class ExpertsSpec:
         """Return the keyword arguments of the op `experts`: those that differ from the op's defaults."""
         options: dict[str, Any] = {} if self.activation == "silu" else {"activation": self.activation}
         options |= {"weigh_input": True} if self.weigh_input else {}
-        options |= {"others": self.identities} if self.identities else {}
+        options |= {"identities": self.identities} if self.identities else {}
         return options | ({"limit": self.limit, "alpha": self.alpha} if self.activation == "clamped" else {})
 
 
@@ -170,10 +170,7 @@ class Experts(Block):
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         biases = () if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
-        routing = self.router(x)
-        result = ops.experts(x, *routing, self.gate_up, self.down, *biases, **self.spec.options())
-        if self.spec.identities:
-            result = result + ops.identity_experts(x, *routing, experts=self.spec.experts)
+        result = ops.experts(x, *self.router(x), self.gate_up, self.down, *biases, **self.spec.options())
         if self.shared is None:
             return result
         shared = self.shared(x, at)

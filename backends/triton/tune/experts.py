@@ -77,7 +77,8 @@ class Mixture:
             "limit": 7.0,
             "alpha": 1.702,
             "weigh_input": False,
-            "others": 0,
+            "identities": 0,
+            "identity_parts": 1,
             **formats,
         }
 

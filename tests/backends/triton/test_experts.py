@@ -61,8 +61,8 @@ def check(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: tuple[int, int]
 def test_samples(tokens: tuple[int, int], dtype: torch.dtype) -> None:
     """A step may have fewer tokens than its class, as rows of logits have: their programs are those of the class."""
     for sample in OP.samples(torch.Generator().manual_seed(1), dtype) + odd_samples("experts", dtype):
-        if sample.kwargs.get("others"):
-            with pytest.raises(Refused, match="no kernel for choices of experts without weights"):
+        if sample.kwargs.get("identities"):
+            with pytest.raises(Refused, match="no kernel for experts that return their input"):
                 check(sample.args, dict(sample.kwargs), tokens)
             continue
         rows = sample.args[0].shape[0]
@@ -151,7 +151,14 @@ def test_refused(changed: dict[str, TensorType], reason: str) -> None:
     given = types(**changed)
     values: dict[str, Value | None] = {name: Value(one, input=place) for place, (name, one) in enumerate(given.items())}
     values |= {"gate_up_bias": None, "down_bias": None}
-    attributes = {"activation": "silu", "limit": 7.0, "alpha": 1.7, "weigh_input": False, "others": 0}
+    attributes = {
+        "activation": "silu",
+        "limit": 7.0,
+        "alpha": 1.7,
+        "weigh_input": False,
+        "identities": 0,
+        "identity_parts": 1,
+    }
     attributes |= {"gate_up_format": "plain", "down_format": "plain"}
     with pytest.raises(Refused, match=reason):
         LOWERING(Call("experts", values, attributes, (TensorType(torch.bfloat16, ("T", 32)),)), new_schedule())

@@ -162,7 +162,15 @@ def test_refused(format: str, options: dict[str, Any], reason: str) -> None:
         **{part_parameter("gate_up", part): one for part, one in stack_types((4, 64, 64), found, bf16).items()},
     }
     values: dict[str, Value | None] = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-    attributes = {"activation": "silu", "limit": 7.0, "alpha": 1.7, "weigh_input": False, "others": 0, **options}
+    attributes = {
+        "activation": "silu",
+        "limit": 7.0,
+        "alpha": 1.7,
+        "weigh_input": False,
+        "identities": 0,
+        "identity_parts": 1,
+        **options,
+    }
     attributes |= {"gate_up_format": format, "down_format": "plain"}
     with pytest.raises(Refused, match=reason):
         lower_experts(Call("experts", values, attributes, (types["x"],)), new_schedule())

@@ -1,17 +1,22 @@
-"""Experts that return their input, and choices that `experts` leaves out, against transformers' LongCat-Flash."""
+"""Experts that return their input, against transformers' LongCat-Flash."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from mesh_program import PARTIAL, shard
 from op_values import F32, FLOATS, check, generator, randn
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 
 from ingot.ir import ops
 from ingot.ir.errors import VerifyError
+from ingot.ir.ops import OPS
+from ingot.ir.placements import Call
+from ingot.ir.types import TensorType
 
 TOKENS, EXPERTS, OTHERS, TOP_K, HIDDEN, WIDTH = 9, 4, 3, 5, 24, 20
+_SHAPES = {"x": ("T", HIDDEN), "gate_up": (EXPERTS, 2 * WIDTH, HIDDEN), "down": (EXPERTS, HIDDEN, WIDTH)}
 
 
 def _drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,44 +43,62 @@ def _by_transformers(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_both_parts_are_transformers(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("part", ["reference", "rowwise"])
+def test_experts_are_transformers(part: str, dtype: torch.dtype) -> None:
     x, weights, chosen, *matrices = _drawn(dtype)
-    for part in ("reference", "rowwise"):
-        own = getattr(ops.experts, part)(x, weights, chosen, *matrices, others=OTHERS)
-        others = getattr(ops.identity_experts, part)(x, weights, chosen, experts=EXPERTS)
-        expected = _by_transformers(x, weights, chosen, *matrices).to(dtype)
-        check(own.double().add(others.double()).to(dtype), expected, dtype, HIDDEN + WIDTH)
+    found = getattr(ops.experts, part)(x, weights, chosen, *matrices, identities=OTHERS)
+    check(found, _by_transformers(x, weights, chosen, *matrices).to(dtype), dtype, HIDDEN + WIDTH)
 
 
-def test_only_choices_of_others_count() -> None:
+@pytest.mark.parametrize("weigh_input", [False, True])
+def test_alone_they_scale_the_input(weigh_input: bool) -> None:
     x, weights, chosen, *matrices = _drawn(F32)
     alone = torch.full_like(chosen, EXPERTS)
-    assert not ops.experts.reference(x, weights, alone, *matrices, others=OTHERS).any()
-    assert torch.equal(
-        ops.identity_experts.reference(x, weights, chosen, experts=EXPERTS + OTHERS), torch.zeros_like(x)
-    )
-    share = weights.sum(-1, keepdim=True)
-    assert torch.allclose(ops.identity_experts.reference(x, weights, alone, experts=EXPERTS), x * share)
+    found = ops.experts.reference(x, weights, alone, *matrices, identities=OTHERS, weigh_input=weigh_input)
+    assert torch.allclose(found, x * weights.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("weigh_input", [False, True])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_ranks_add_parts(parts: int, weigh_input: bool) -> None:
+    """Each rank has a part of the width of each expert, not all the same. What they compute adds up."""
+    x, weights, chosen, gate_up, down = (one.double() if one.is_floating_point() else one for one in _drawn(F32))
+    options = {"identities": OTHERS, "weigh_input": weigh_input}
+    width = -(-WIDTH // parts)
+    total = torch.zeros_like(x)
+    for rank in range(parts):
+        mine = slice(rank * width, (rank + 1) * width)
+        both = torch.cat([one[:, mine] for one in gate_up.chunk(2, 1)], 1)
+        total += ops.experts.reference(
+            x, weights, chosen, both, down[:, :, mine].contiguous(), **options, identity_parts=parts
+        )
+    whole = ops.experts.reference(x, weights, chosen, gate_up, down, **options)
+    check(total, whole, torch.float64, HIDDEN + WIDTH)
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("options", "what"),
     [
-        ({"experts": 0}, "0 experts with weights"),
-        ({"chosen": torch.zeros(TOKENS, TOP_K)}, "experts torch.float32"),
-        ({"weights": torch.zeros(TOKENS, 2)}, r"weights \[9, 2\]"),
-        ({"x": torch.zeros(2, HIDDEN)}, "with T = 2"),
+        ({}, "5 experts for each token"),
+        ({"identities": -1}, "identities is -1"),
+        ({"identities": OTHERS, "identity_parts": 0}, "identity_parts is 0"),
     ],
 )
-def test_refuses(changes: dict[str, Any], what: str) -> None:
-    x, weights, chosen, *_ = _drawn(F32)
-    with pytest.raises(VerifyError, match=what):
-        ops.identity_experts.reference(**{"x": x, "weights": weights, "chosen": chosen, "experts": 4, **changes})
-
-
-def test_experts_refuse_choices_beyond_the_others() -> None:
+def test_refuses(options: dict[str, Any], what: str) -> None:
     x, weights, chosen, *matrices = _drawn(F32)
-    with pytest.raises(VerifyError, match="5 experts for each token"):
-        ops.experts.reference(x, weights, chosen, *matrices)
-    with pytest.raises(VerifyError, match="-1 other experts"):
-        ops.experts.reference(x, weights, chosen, *matrices, others=-1)
+    with pytest.raises(VerifyError, match=what):
+        ops.experts.reference(x, weights, chosen, *matrices, **options)
+
+
+@pytest.mark.parametrize(("parts", "fits"), [(1, False), (2, True), (3, False)])
+def test_a_mesh_wants_as_many_parts_as_ranks(parts: int, fits: bool) -> None:
+    """The rule of placement, where two ranks split the experts' width."""
+    types = {name: TensorType(F32, shape) for name, shape in _SHAPES.items()}
+    at = {"gate_up": shard(1, WIDTH, WIDTH), "down": shard(2)}
+    values = dict.fromkeys(types) | {"gate_up_format": "plain", "down_format": "plain"}
+    call = Call({**values, "identities": OTHERS, "identity_parts": parts}, at, types, types["x"], "tp", 2)
+    if fits:
+        assert OPS["experts"].placement(call).result == PARTIAL
+        return
+    with pytest.raises(VerifyError, match=f"2 ranks add the input, and identity_parts is {parts}"):
+        OPS["experts"].placement(call)

@@ -38,7 +38,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "match_rms": ("x", "like"),
     "mix": ("x", "weights"),
     "experts": ("x", "weights", "chosen"),
-    "identity_experts": ("x", "weights", "chosen"),
     "route": ("router_logits",),
     "sparse_mixer": ("router_logits",),
     "lora_shrink": ("x", "slots"),

@@ -104,9 +104,18 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
         "route": [Sample((logits,), {"top_k": 7}), Sample((logits[:1], logits[1]), {"top_k": 5, "scores": "sigmoid"})],
         "sparse_mixer": [Sample((logits,), {"jitter": 0.1})],
         "experts": [
-            Sample((merged[:, 37:74], logits.softmax(-1), logits.argsort(-1).int(), rand(7, 6, 37), rand(7, 37, 3)), {})
+            Sample(
+                (
+                    merged[:, 37:74],
+                    logits.softmax(-1),
+                    logits.argsort(-1).int(),
+                    rand(count, 6, 37),
+                    rand(count, 37, 3),
+                ),
+                {"identities": 7 - count} if count < 7 else {},
+            )
+            for count in (7, 4)
         ],
-        "identity_experts": [Sample((merged[:, 37:74], logits.softmax(-1), logits.argsort(-1).int()), {"experts": 4})],
         "lora_shrink": [Sample((merged[:, 37:74], ints(1, 0, 1, -1, 0, 0, 1, 1, -1, 0, 1), rand(2, 3, 37)))],
         "lora_expand": [
             Sample(

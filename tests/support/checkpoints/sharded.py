@@ -61,6 +61,11 @@ CASES: Mapping[str, Case] = {
         "deepseek_v32-few",
         {"num_hidden_layers": 1, "intermediate_size": 104, "moe_intermediate_size": 32, "vocab_size": 380},
     ),
+    # Each rank adds its part of what these experts return.
+    "experts that return their input": Case(
+        "longcat_flash-plain",
+        {"num_layers": 1, "ffn_hidden_size": 54, "expert_ffn_hidden_size": 32, "vocab_size": 380},
+    ),
     "one key-value head on four ranks": Case(
         "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
     ),

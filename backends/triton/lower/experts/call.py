@@ -133,7 +133,7 @@ def read_experts(call: Call, sm: int) -> Experts:
     experts = static(call.value("gate_up"), 0)
     call.want(experts <= _MOST_EXPERTS, f"{experts} experts, more than {_MOST_EXPERTS}")
     quantized = {name: one for name in WEIGHTS if (one := _quantized(call, name, dtype, sm)) is not None}
-    call.want(not call.attributes["others"], "no kernel for choices of experts without weights")
+    call.want(not call.attributes["identities"], "no kernel for experts that return their input")
     weigh_input = call.attributes["weigh_input"]
     call.want(not (quantized and weigh_input), "no kernel for quantized experts whose inputs are weighed")
     return Experts(
