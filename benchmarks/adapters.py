@@ -72,7 +72,7 @@ def main() -> None:
         figures |= _steps(llm, plain, used, options) | _loading(llm, later, options)
     settings = {"artifact": options.artifact.name, "sequences": options.sequences, "adapters": options.adapters}
     settings |= {"rank": options.rank, "steps": options.steps}
-    report(options.json, settings, figures)
+    report(__file__, options.json, settings, figures)
 
 
 def _vllm_steps(folders: list[Path], caches: Path, options: argparse.Namespace) -> dict[str, Figure]:

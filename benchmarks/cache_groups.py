@@ -37,7 +37,11 @@ def main() -> None:
     figures = measure(LLM(options.artifact), options.long, options.short, options.output)
     print_figures(figures)
     settings = {"artifact": options.artifact.name, "long": options.long, "short": options.short}
-    print(write_result("cache_groups", settings, figures, **({"folder": options.folder} if options.folder else {})))
+    print(
+        write_result(
+            __file__, "cache_groups", settings, figures, **({"folder": options.folder} if options.folder else {})
+        )
+    )
 
 
 def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:

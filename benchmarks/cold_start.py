@@ -37,7 +37,9 @@ def main() -> None:
         tries = [start(options.artifact, tokens=PROMPT_TOKENS, timeout=options.timeout) for _ in range(options.tries)]
     except ChildError as error:
         sys.exit(f"{options.artifact} generated no token: {error}")
-    report(options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries))
+    report(
+        __file__, options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries)
+    )
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:

@@ -51,7 +51,7 @@ def main() -> None:
                 sys.exit(f"the compile '{way}' failed: {error}")
     found |= depth_ratio(found)
     settings = {"checkpoint": options.checkpoint.name, "few_layers": options.layers}
-    report(options.json, {**settings, "options": options.options}, found)
+    report(__file__, options.json, {**settings, "options": options.options}, found)
 
 
 def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:

@@ -42,7 +42,7 @@ def main() -> None:
     for count in counts:
         figures |= measure(artifact, torch.device(options.device), count, options.repeats)
     settings = {name: getattr(options, name) for name in ("device", "threads", "repeats")}
-    report(options.json, {"artifact": options.artifact.name, **settings}, figures)
+    report(__file__, options.json, {"artifact": options.artifact.name, **settings}, figures)
 
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:

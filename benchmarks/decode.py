@@ -46,7 +46,7 @@ def main() -> None:
     settings = {"artifact": options.artifact.name, "batch": options.batch}
     if options.shape is not None:
         settings = {"batch": options.batch, "shape": options.shape}
-    report(options.json, {**settings, **changes}, figures)
+    report(__file__, options.json, {**settings, **changes}, figures)
 
 
 def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:

@@ -44,7 +44,7 @@ def main() -> None:
             figures |= measure(llm, peer, batch, options.tokens, options.rounds)
     print_figures(figures)
     settings = {**vars(options), "checkpoint": Path(options.checkpoint).name}
-    print(write_result("decode_cpu", settings, figures, packages=("torch", "transformers")))
+    print(write_result(__file__, "decode_cpu", settings, figures, packages=("torch", "transformers")))
 
 
 def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:

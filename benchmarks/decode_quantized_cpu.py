@@ -60,7 +60,7 @@ def main() -> None:
     settings = {**vars(options), "checkpoint": options.shape or checkpoint.name}
     del settings["shape"]  # it is the checkpoint
     result = "decode_quantized_cpu" + (f"_{options.shape}" if options.shape else "")
-    print(write_result(result, settings, figures, packages=("torch",)))
+    print(write_result(__file__, result, settings, figures, packages=("torch",)))
 
 
 def measure(llms: dict[str, LLM], batch: int, tokens: int, tries: int) -> dict[str, Figure]:

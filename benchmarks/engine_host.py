@@ -171,7 +171,7 @@ def main() -> None:
     figures: dict[str, Figure] = {}
     for name in options.only.split(","):
         figures |= case_figures(name, CASES[name], load, tokenizer)
-    report(options.json, {"running": load.running, "prompt": load.prompt, "output": load.output}, figures)
+    report(__file__, options.json, {"running": load.running, "prompt": load.prompt, "output": load.output}, figures)
 
 
 def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dict[str, Figure]:

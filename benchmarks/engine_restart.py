@@ -61,7 +61,7 @@ def main() -> None:
             value=failed, unit="", what=f"of {options.requests} streams ended with the error of a dead engine"
         ),
     }
-    report(options.json, {"artifact": options.artifact.name, "requests": options.requests}, figures)
+    report(__file__, options.json, {"artifact": options.artifact.name, "requests": options.requests}, figures)
 
 
 class Stream(threading.Thread):

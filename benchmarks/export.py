@@ -53,7 +53,7 @@ def main() -> None:
                 f"{form}_share": Figure(value=peak / weights, unit="", what="peak of memory / exported weights"),
             }
     settings = {"shape": options.shape, "layers": config["num_hidden_layers"], "quantize": options.quantize or ""}
-    report(options.json, settings, figures)
+    report(__file__, options.json, settings, figures)
 
 
 # The peak is read in the process itself: what wait4 reports includes the memory of the process that began it.

@@ -41,7 +41,7 @@ def main() -> None:
         "first_paint": Figure(value=min(paints), unit="s", what="to the first paint of the page", values=paints),
         "usable": Figure(value=min(usable), unit="s", what="until a message can be sent", values=usable),
     }
-    report(options.json, {"model": options.model.name, "tries": options.tries}, figures)
+    report(__file__, options.json, {"model": options.model.name, "tries": options.tries}, figures)
 
 
 @contextlib.contextmanager

@@ -197,6 +197,7 @@ def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
     if options.format:
         settings["format"] = options.format
     return write_result(
+        __file__,
         name_of(options),
         settings,
         found.figures | depth_ratio(found.figures),

@@ -82,6 +82,7 @@ def write(options: argparse.Namespace, found: Found) -> Path:
     """Write the result of all parts that have run so far. Return the path of the file."""
     options.out.mkdir(parents=True, exist_ok=True)
     return write_result(
+        __file__,
         "kernels_" + re.sub(r"\W", "_", options.shape),
         {"shape": options.shape},
         found.figures,

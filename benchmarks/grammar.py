@@ -114,7 +114,7 @@ def main() -> None:
         "forced_steps": Figure(value=steps["forced"] / steps["schema"], unit="", what="steps, likewise"),
     }
     settings = {"artifact": options.artifact.name, "sequences": options.sequences, "steps": options.steps}
-    report(options.json, settings, figures)
+    report(__file__, options.json, settings, figures)
 
 
 def _round(llm: LLM, sequences: int, steps: int, turn: int, grammar: dict[str, Any] | None, most: int) -> _Round:

@@ -39,7 +39,7 @@ def main() -> None:
         artifact = _artifact(Path(folder), int(options.gigabytes * 1e9))
         figures = measure(artifact, options.threads, options.repeats)
     print_figures(figures)
-    print(write_result("load", vars(options), figures))
+    print(write_result(__file__, "load", vars(options), figures))
 
 
 def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:

@@ -69,7 +69,9 @@ def main() -> None:
     }
     print_figures(figures)
     settings = {name: value for name, value in vars(options).items() if name not in ("results", "measure")}
-    print(write_result("memory", settings, figures, **({"folder": options.results} if options.results else {})))
+    print(
+        write_result(__file__, "memory", settings, figures, **({"folder": options.results} if options.results else {}))
+    )
 
 
 def _measure(artifact: Path) -> dict[str, int]:

@@ -53,7 +53,7 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("batch", "prompt", "requests", "input", "output")}
     rounds = [{name: run_child(path, settings) for name, path in names.items()} for _ in range(options.rounds)]
     given = {name: path.name for name, path in names.items()}
-    report(options.json, {**given, "rounds": options.rounds, **settings}, compared(rounds))
+    report(__file__, options.json, {**given, "rounds": options.rounds, **settings}, compared(rounds))
 
 
 def mesh_names(paths: Sequence[Path]) -> dict[str, Path]:

@@ -72,6 +72,7 @@ def main() -> None:
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
     version = last.value["version"]
     report(
+        __file__,
         options.json,
         settings,
         {peer.figure(version, name): figure for name, figure in figures(starts, last).items()},

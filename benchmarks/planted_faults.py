@@ -64,6 +64,7 @@ def main() -> None:
             subprocess.run([sys.executable, str(CAMPAIGN), *arguments, "--out", str(tries)], check=True)
         found = figures([json.loads(line) for line in tries.read_text(encoding="utf-8").splitlines()])
     path = write_result(
+        __file__,
         "planted_faults",
         {"seed": asked.seed, "jobs": asked.jobs, "layers": 4},
         found,

@@ -213,12 +213,12 @@ def main() -> None:
         print_figures(figures)
         if options.only is None:
             settings = {"windows": options.windows, "length": LENGTH, "calibrate": "builtin"}
-            print(write_result("quality", settings, figures, **keep))
+            print(write_result(__file__, "quality", settings, figures, **keep))
     if options.steps:
         with tempfile.TemporaryDirectory(prefix="ingot-quality-") as folder:
             figures = dict(auto_figures(Path(folder), options.steps))
         print_figures(figures)
-        print(write_result("quality_auto", {"steps": options.steps}, figures, **keep))
+        print(write_result(__file__, "quality_auto", {"steps": options.steps}, figures, **keep))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> None:
     figures = _figures(one, several, options.replicas)
     names = ("replicas", "requests", "input", "output", "clients", "tries")
     settings = {"artifact": options.artifact.name, "cores": len(os.sched_getaffinity(0))}
-    report(options.json, {**settings, **{name: getattr(options, name) for name in names}}, figures)
+    report(__file__, options.json, {**settings, **{name: getattr(options, name) for name in names}}, figures)
 
 
 def _best(replicas: int, options: argparse.Namespace) -> Load:

@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 REVISION = "INGOT_REVISION"  # the environment variable that names the commit of a copy that is no git checkout
 _NAME = r"^[a-z0-9_]+$"
+_SCRIPT = r"^(kernels/)?[a-z0-9_]+\.py$"
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -48,6 +49,7 @@ class Result(BaseModel):
     """The result of one run of a benchmark, as stored in a JSON file.
 
     name       the name of the file, without ".json"
+    script     the benchmark that wrote it, by its path in benchmarks/
     revision   the commit, with "+" if files differed from it
     date       the day, in UTC
     machine    the machine that was measured
@@ -59,6 +61,7 @@ class Result(BaseModel):
 
     model_config = _FROZEN
     name: str = Field(pattern=_NAME)
+    script: str = Field(pattern=_SCRIPT)
     revision: str
     date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
     machine: Machine
@@ -74,6 +77,7 @@ def gpu_result(shape: str) -> str:
 
 
 def write_result(
+    script: str,
     name: str,
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
@@ -85,6 +89,7 @@ def write_result(
 ) -> Path:
     """Write NAME.json into `folder` and return its path. The result of an earlier run is replaced.
 
+    script     the `__file__` of the benchmark
     settings   the options of the benchmark
     figures    the measured numbers, by name
     packages   packages that affect the figures; their versions are recorded, or that they are not installed
@@ -93,6 +98,7 @@ def write_result(
     """
     result = Result(
         name=name,
+        script=Path(script).resolve().relative_to(RESULTS.parent.resolve()).as_posix(),
         revision=revision(),
         date=datetime.now(UTC).date().isoformat(),
         machine=this_machine(),
@@ -128,15 +134,17 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def report(
+    script: str,
     json: Path | None,
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
 ) -> None:
-    """Print the figures, and write the result to the file `json` if it is not None."""
+    """Print the figures. Write the result of the benchmark with the `__file__` `script` to the file `json`, if there is
+    one."""
     print_figures(figures)
     if json is not None:
         folder = json.parent
-        print(write_result(json.stem, settings, figures, folder=folder))
+        print(write_result(script, json.stem, settings, figures, folder=folder))
 
 
 def revision() -> str:

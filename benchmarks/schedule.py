@@ -59,7 +59,7 @@ def main() -> None:
         **step_figures("_nobody_waits", alone, prefix_caching=True),
         **request_figures(load),
     }
-    report(options.json, {"running": load.running, "waiting": load.waiting, "prompt": load.prompt}, figures)
+    report(__file__, options.json, {"running": load.running, "waiting": load.waiting, "prompt": load.prompt}, figures)
 
 
 def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:

@@ -39,7 +39,7 @@ def main() -> None:
     idle = decode_idle_share(engine.executor.steps)
     what = "of the time between the ends of successive decode steps the GPU had nothing to do, in all of these loads"
     found = serve_figures(served) | ({} if idle is None else {"decode_idle": Figure(value=idle, unit="", what=what)})
-    report(options.json, settings, found)
+    report(__file__, options.json, settings, found)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def _write(options: argparse.Namespace, load: Load, figures: Mapping[str, Figure
         **{name: getattr(options, name) for name in names},
         **load_settings(load),
     }
-    write_result(options.json.stem, settings, figures, folder=options.json.parent, missing=missing)
+    write_result(__file__, options.json.stem, settings, figures, folder=options.json.parent, missing=missing)
 
 
 def _direct(artifact: Path, load: Load) -> dict[str, Figure]:

@@ -60,7 +60,11 @@ def main() -> None:
     captured = engines["cascade"].loaded.executor.captured
     print(f"graphs that read prefixes once, by sequences: {sorted(captured.shared)}")
     settings = {"artifact": options.artifact.name, "sequences": options.sequences, "steps": options.steps}
-    print(write_result("shared_prefix", settings, figures, **({"folder": options.folder} if options.folder else {})))
+    print(
+        write_result(
+            __file__, "shared_prefix", settings, figures, **({"folder": options.folder} if options.folder else {})
+        )
+    )
 
 
 def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> float:

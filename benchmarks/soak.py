@@ -101,7 +101,7 @@ def main() -> None:
         **{name: getattr(options, name) for name in ("minutes", "warm_up", "probes", "seed")},
         "rate": rate,
     }
-    report(options.json, settings, figures(soaked))
+    report(__file__, options.json, settings, figures(soaked))
     if found := list(failures(soaked)):
         sys.exit("\n".join(found))
 

@@ -106,7 +106,7 @@ def main() -> None:
         write_samples(options.samples, soaked.samples)
     names = ("rate", "seconds", "warm_up", "clients", "conversation", "serve_options", "seed")
     settings = {"artifact": options.artifact.name, **{name: getattr(options, name) for name in names}}
-    report(options.json, settings, figures(soaked))
+    report(__file__, options.json, settings, figures(soaked))
     if found := list(failures(soaked)):
         sys.exit("\n".join(found))
 

@@ -54,7 +54,7 @@ def main() -> None:
         compile_model(checkpoint, Path(folder) / "model.ingot", mesh=mesh, target="cpu", **limits, **given)
         figures = measure(Path(folder) / "model.ingot", options.requests, options.tokens)
     settings = {name: value for name, value in vars(options).items() if name != "json"}
-    report(options.json, settings, figures)
+    report(__file__, options.json, settings, figures)
 
 
 def measure(artifact: Path, requests: int, tokens: int) -> dict[str, Figure]:

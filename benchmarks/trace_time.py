@@ -47,7 +47,7 @@ def main() -> None:
         figures[f"trace_{layers}"] = Figure(value=min(tries), unit="s", what=f"{layers} layers", values=tries)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures["peak"] = Figure(value=peak, unit="B", what="of memory of this process, its imports included")
-    report(options.json, {"shape": options.shape, "layers": options.layers, "tries": options.tries}, figures)
+    report(__file__, options.json, {"shape": options.shape, "layers": options.layers, "tries": options.tries}, figures)
 
 
 def seconds(shape: str, layers: int) -> float:

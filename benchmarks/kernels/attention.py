@@ -125,7 +125,7 @@ def main() -> None:
     )
     figures, missing = measure_figures("attention", work, peak, options.seconds, ours="triton", peer="flashinfer")
     missing |= flashinfer_peer.missing("attention")
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def main() -> None:
     copy = peer_copy_bandwidth()
     times = run_ranks(options.ranks, options.sizes, options.providers)
     given = {"ranks": options.ranks, "sizes": options.sizes, "providers": options.providers}
-    report(options.json, given, figures(times, copy, options.ranks))
+    report(__file__, options.json, given, figures(times, copy, options.ranks))
 
 
 def figures(times: Times, copy: float, ranks: int) -> dict[str, Figure]:

@@ -182,7 +182,7 @@ def main() -> None:
     peak = Peak(copy_bandwidth("cuda"), product_rate())
     work = ((case.call, partial(bench.measure, case)) for case in found)
     figures, missing = measure_figures("experts", work, peak, options.seconds)
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -152,15 +152,17 @@ def kernel_parser(doc: str, seconds: float, shapes: Sequence[str] = ()) -> argpa
     return parser
 
 
-def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
-    """Print the calls that were not measured, with the reasons. With the option --json, write the result to that
-    file."""
+def finish(script: str, options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
+    """Print the calls that were not measured, with the reasons. With the option --json, write the result to that file.
+
+    `script` is the `__file__` of the benchmark.
+    """
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
         settings = {name: getattr(options, name) for name in ("shape", "only") if hasattr(options, name)}
         folder = options.json.parent
-        print(write_result(options.json.stem, settings, figures, missing=missing, folder=folder))
+        print(write_result(script, options.json.stem, settings, figures, missing=missing, folder=folder))
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:

@@ -199,7 +199,7 @@ def main() -> None:
     ]
     work = ((case.call, partial(measure, machine, case)) for case in cases)
     figures, missing = measure_figures("latent_prompts", work, peak, options.seconds, ours="expanded", peer="latents")
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

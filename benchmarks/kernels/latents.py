@@ -199,7 +199,7 @@ def main() -> None:
         work = ((case.call, partial(measure_matmul, machine, case)) for case in cases())
         found, failed = measure_figures("head_linear", work, peak, options.seconds, ours="triton", peer="cublas")
         figures, missing = {**figures, **found}, {**missing, **failed}
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

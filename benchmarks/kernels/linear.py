@@ -135,7 +135,7 @@ def main() -> None:
     peak, bench = Peak(copy_bandwidth("cuda"), product_rate()), LinearBench(Pool())
     work = ((case.call, partial(measure, machine, bench, case)) for case in found)
     figures, missing = measure_figures("linear", work, peak, options.seconds, ours="triton", peer="cublas")
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

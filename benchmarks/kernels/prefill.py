@@ -191,7 +191,7 @@ def main() -> None:
         figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
     missing |= {f"prefill.{contender}": reason for contender, reason in refusals.items()}
     missing |= flashinfer_peer.missing("prefill")
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def main() -> None:
     peak = Peak(copy_bandwidth("cuda"), product_rate())
     work = ((case.call, partial(measure, machine, case, options.sweep)) for case in found)
     figures, missing = measure_figures("quant_linear", work, peak, options.seconds, ours="triton", peer="cublas")
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def main() -> None:
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     work = calls(options.shape, machine, only, cache)
     figures, missing = measure_figures("step", work, peak, options.seconds)
-    finish(options, figures, missing)
+    finish(__file__, options, figures, missing)
 
 
 if __name__ == "__main__":

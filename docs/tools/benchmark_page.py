@@ -8,7 +8,7 @@ from pathlib import Path
 from bars import bars
 from gpu_page import SHAPES, device_of, gpu_sections, missing, provenance, sequences, shown
 from http_page import http_sections, is_http
-from kernel_page import kernel_kind, kernel_section
+from kernel_page import SCRIPTS, kernel_kind, kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
 from quality_page import TITLE, quality_section
@@ -40,16 +40,16 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
     lines = [HEAD]
     by_name = sorted(results, key=lambda one: one.name)
     # Engines first, then the decode steps of decode.py, which have no peers.
-    engines = [one for begin in ("gpu_", "decode_") for one in by_name if one.name.startswith(begin) and _shape(one)]
+    engines = [one for script in ("gpu.py", "decode.py") for one in by_name if one.script == script and _shape(one)]
     for device in dict.fromkeys(device_of(one) for one in engines):
         lines += gpu_sections([one for one in engines if device_of(one) == device], plots)
     servers = [one for one in by_name if is_http(one)]
     for device in dict.fromkeys(map(device_of, servers)):
         lines += http_sections([one for one in servers if device_of(one) == device])
-    kernels = [one for one in by_name if one.name.startswith("kernels_")]
+    kernels = [one for one in by_name if one.script in SCRIPTS]
     for result in kernels:
         lines += [*_kernels(result, plots), ""]
-    quality = [one for one in by_name if one.name.startswith("quality")]
+    quality = [one for one in by_name if one.script == "quality.py"]
     if quality:
         lines.append(f"## {TITLE}\n")
     for result in quality:
@@ -78,11 +78,11 @@ def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
 
 
 def _plain(result: Result, plots: dict[str, str]) -> Iterator[str]:
-    script = _script(result.name)
+    script = BENCHMARKS / result.script
     beyond = result.name.removeprefix(script.stem).strip("_").replace("_", " ")
     yield f"## {_title(script)}{f' ({beyond})' if beyond else ''}\n"
     settings = ", ".join(f"{name} {value}" for name, value in result.settings.items() if value not in ("", None))
-    yield f"`python benchmarks/{script.relative_to(BENCHMARKS)}`, with {settings}.\n"
+    yield f"`python benchmarks/{result.script}`, with {settings}.\n"
     yield from _plot(result, _engine_groups(result.figures), "a decode step", plots)
     figures = [(name, result.figures[name]) for name in _ordered(result.figures)]
     yield from table(("figure", ""), ((figure.what, shown(figure)) for _, figure in figures))
@@ -110,17 +110,6 @@ def _plot(
         title = f"{what[:1].upper()}{what[1:]}, {device_of(result)}"
         plots[path] = bars(title, groups)
         yield f"![{title}]({path})\n"
-
-
-def _script(name: str) -> Path:
-    """Return the script that wrote a result: of the scripts with whose name the result's name begins, the longest.
-
-    A result of a further run has a longer name, such as soak_http_cpu.
-    """
-    parts = name.split("_")
-    names = (f"{'_'.join(parts[:count])}.py" for count in range(len(parts), 0, -1))
-    paths = (folder / name for name in names for folder in (BENCHMARKS, BENCHMARKS / "kernels"))
-    return next(path for path in paths if path.is_file())
 
 
 def _title(script: Path) -> str:

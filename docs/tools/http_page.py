@@ -23,7 +23,6 @@ The same arrivals go to the engine in a process of its own, without a server, an
 count from the arrival. "Adds" is the difference for the first token, and the ratio for further tokens.
 """
 ARRIVALS = "The times of the requests, and the share of them within the limits of the knee.\n"
-_BEGIN = "serve_http"
 _WAITS = {
     "ttft_p50": "first token, p50",
     "ttft_p99": "first token, p99",
@@ -34,7 +33,7 @@ _WAITS = {
 
 def is_http(result: Result) -> bool:
     """Return whether a result is one of serve_http.py's of a published shape."""
-    return result.name.startswith(_BEGIN) and "shape" in result.settings
+    return result.script == "serve_http.py" and "shape" in result.settings
 
 
 def http_sections(results: Sequence[Result]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md on kernels: a table for each part of benchmarks/gpu_kernels.py, and some plots."""
+"""The part of docs/benchmarks.md on kernels: a table for each part, and some plots."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,12 @@ QUANTIZED = """\
 the matmuls of one layer with quantized weights. Ingot's include the norm, gate or residual. cuBLAS's compute the matmul
 alone, with weights in bfloat16.
 """
-# Scripts that measure one part, and what they measure. gpu_kernels.py measures the others.
-SCRIPTS = {"experts": ("kernels/experts.py", EXPERTS), "quant_linear": ("kernels/quant_linear.py", QUANTIZED)}
+# By script: how a heading begins, and what the script measures.
+SCRIPTS = {
+    "gpu_kernels.py": ("Kernels", HEAD),
+    "kernels/experts.py": ("Experts", EXPERTS),
+    "kernels/quant_linear.py": ("Quantized matmuls", QUANTIZED),
+}
 PARTS = {
     "attention": "Attention of decode steps, by sequences and cached positions",
     "prefill": "Attention of prefill steps, by tokens",
@@ -64,13 +68,12 @@ class Call:
 
 def kernel_kind(result: Result) -> str:
     """Return what a result measures, as a heading begins."""
-    return {"experts": "Experts", "quant_linear": "Quantized matmuls"}.get(_only_part(result), "Kernels")
+    return SCRIPTS[result.script][0]
 
 
 def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
     """Yield the tables of a result; add plots by their paths in docs/."""
-    script, head = SCRIPTS.get(_only_part(result), ("gpu_kernels.py", HEAD))
-    yield COMMAND.format(script=script, shape=result.settings["shape"]) + head
+    yield COMMAND.format(script=result.script, shape=result.settings["shape"]) + SCRIPTS[result.script][1]
     for part, title in PARTS.items():
         calls = _calls(result.figures, part)
         if not calls:
@@ -85,11 +88,6 @@ def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
         peak = f"\nThe copy reads and writes {_shown(result.figures[f'{part}.copy'])}"
         rate = result.figures.get(f"{part}.rate")
         yield f"{peak}; the large matmul reaches {_shown(rate)}.\n" if rate else f"{peak}.\n"
-
-
-def _only_part(result: Result) -> str:
-    """Return the part that a script of its own measured; "" if gpu_kernels.py measured the result."""
-    return next((part for part in SCRIPTS if any(name.startswith(f"{part}.") for name in result.figures)), "")
 
 
 def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:

@@ -26,7 +26,14 @@ def test_one_call_goes_on_when_a_part_fails(
     gpu = importlib.import_module("gpu")
     figure = {"value": 2.0, "unit": "s", "what": "something"}
     machine = {"processor": "p", "features": [], "cores": 1, "memory": 1, "system": "s", "load": 0.0}
-    answer = {"name": "answer", "revision": "r", "date": "2026-01-01", "machine": machine, "settings": {}}
+    answer = {
+        "name": "answer",
+        "script": "answer.py",
+        "revision": "r",
+        "date": "2026-01-01",
+        "machine": machine,
+        "settings": {},
+    }
     answer |= {"versions": {"vllm": "1"}, "figures": {"batch_1_step": figure}}
     again = {**answer, "figures": {"compile": figure}}
     works = script_of(tmp_path, f"json.dump({answer!r}, open(sys.argv[-1], 'w'))")

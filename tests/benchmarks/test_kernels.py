@@ -137,7 +137,7 @@ def test_what_was_not_measured_is_missing(
     assert {name for name in found if name.endswith(".triton")} == {"part.a.triton", "part.c.triton"}
     assert missing == {"part.b": "the result is wrong by 0.5", "part.d": "no time was left for it"}
     asked = figures.kernel_parser("", 8.0).parse_args(["--shape", "1b", "--json", str(tmp_path / "found.json")])
-    figures.finish(asked, found, missing)
+    figures.finish(str(BENCHMARKS / "kernels" / "step.py"), asked, found, missing)
     result = script("results").read_result(tmp_path / "found.json")
     assert result.figures == found and result.missing == missing and result.settings == {"shape": "1b"}
     assert "part.d was not measured: no time was left for it" in capsys.readouterr().out
@@ -480,7 +480,14 @@ def test_one_call_measures_all(script: Script, monkeypatch: pytest.MonkeyPatch, 
     kernels, results = script("gpu_kernels"), script("results")
     monkeypatch.setenv("INGOT_REVISION", "0" * 40)
     machine = {"processor": "p", "features": [], "cores": 1, "memory": 1, "system": "s", "load": 0.0}
-    answer = {"name": "answer", "revision": "r", "date": "2026-01-01", "machine": machine, "settings": {}}
+    answer = {
+        "name": "answer",
+        "script": "answer.py",
+        "revision": "r",
+        "date": "2026-01-01",
+        "machine": machine,
+        "settings": {},
+    }
     answer |= {"versions": {"triton": "1"}, "figures": {"linear.copy": {"value": 1.0, "unit": "B/s", "what": "a copy"}}}
     missed = {**answer, "figures": {}, "missing": {"step.feed": "no time was left for it"}}
     for name, value in (("linear", answer), ("step", missed)):

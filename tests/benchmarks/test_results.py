@@ -15,9 +15,14 @@ from ingot.bench.machine import PACKAGES
 
 def test_what_is_written_reads_back(results: ModuleType, committed: None, tmp_path: Path) -> None:
     figures = {"load": results.Figure(value=0.5, unit="s", what="the least", values=(0.5, 0.75))}
-    path = results.write_result("load", {"threads": 2}, figures, folder=tmp_path)
+    path = results.write_result(str(BENCHMARKS / "load.py"), "load", {"threads": 2}, figures, folder=tmp_path)
     found = results.read_result(path)
-    assert path.name == "load.json" and found.figures == figures and found.settings == {"threads": 2}
+    assert (
+        path.name == "load.json"
+        and found.script == "load.py"
+        and found.figures == figures
+        and found.settings == {"threads": 2}
+    )
     assert found.machine.cores >= 1 and len(found.revision.rstrip("+")) == 40
     assert found.versions.keys() == {"python", *PACKAGES} and "flashinfer-python" in PACKAGES
     path.write_text(path.read_text().replace('"unit"', '"units"'))
@@ -27,7 +32,8 @@ def test_what_is_written_reads_back(results: ModuleType, committed: None, tmp_pa
 
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.stem)
 def test_committed_results(results: ModuleType, path: Path) -> None:
-    assert results.read_result(path).name == path.stem
+    found = results.read_result(path)
+    assert found.name == path.stem and (BENCHMARKS / found.script).is_file()
 
 
 def test_a_copy_without_git_names_its_commit(results: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

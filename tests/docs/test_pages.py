@@ -92,6 +92,7 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
         name="gpu_1b",
+        script="gpu.py",
         revision="0" * 40 + "+",
         date="2026-01-02",
         machine=machine,
@@ -152,6 +153,7 @@ def test_servers_are_shown_with_what_http_adds(tools: None) -> None:
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
         name="serve_http_1b",
+        script="serve_http.py",
         revision="0" * 40,
         date="2026-01-02",
         machine=machine,
@@ -193,6 +195,7 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
         name="kernels_8b",
+        script="gpu_kernels.py",
         revision="0" * 40,
         date="2026-01-02",
         machine=machine,
