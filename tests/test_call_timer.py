@@ -11,7 +11,7 @@ import torch
 from lying_backends import Slow, Swift, lying_backends
 from sm_90 import unplug
 
-import ingot.compile.driver
+import ingot.compile.compiled_target
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.compile.competing import backend_named
@@ -72,7 +72,7 @@ def compile_it(
 
     def call(clock: Clock, most: int = 32, **options: Any) -> CompileReport:
         made.append(tmp_path / f"{len(made)}.ingot")
-        monkeypatch.setattr(ingot.compile.driver, "CallTimer", partial(CallTimer, measure=clock, most=most))
+        monkeypatch.setattr(ingot.compile.compiled_target, "CallTimer", partial(CallTimer, measure=clock, most=most))
         return compile_model(checkpoint(NAME), made[-1], **{**OPTIONS, **options})
 
     return call
@@ -251,7 +251,7 @@ def test_products_by_themselves_are_timed_and_those_in_regions_are_not(
     unplug(monkeypatch)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     clock = Clock({"triton": 9.0, "cublas": 1.0})
-    monkeypatch.setattr(ingot.compile.driver, "CallTimer", partial(Anywhere, measure=clock))
+    monkeypatch.setattr(ingot.compile.compiled_target, "CallTimer", partial(Anywhere, measure=clock))
     options: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1, "jobs": 1}
     report = compile_model(checkpoint("olmo2-cut"), tmp_path / "a.ingot", **options)
     assert len(clock.asked) == 3 and _backends(report) == {"cublas"} and not report.cached_executables

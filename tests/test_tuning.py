@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drawn import in_one_of
 
-import ingot.compile.driver
+import ingot.compile.compiled_target
 import ingot.ir.machine.target
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
@@ -157,7 +157,7 @@ def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
         asked.append(choice)
         return _faster(choice)
 
-    monkeypatch.setattr(ingot.compile.driver, "Tuner", partial(Tuner, measure=timer))
+    monkeypatch.setattr(ingot.compile.compiled_target, "Tuner", partial(Tuner, measure=timer))
     monkeypatch.setattr("ingot.compile.timing.tuner.cache_folder", lambda kind: tmp_path)
     steps: list[tuple[str, int, int]] = []
     given = _log(plain).model_copy(update={"choices": tuple(_products(_log(plain))[1:])})

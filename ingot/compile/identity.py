@@ -35,6 +35,7 @@ _ROOMS = ("ir", "passes", "backends")
 # The files outside the rooms that determine an artifact's content: packing weights, merging plans, timing calls.
 _DRIVER = (
     "compile/buckets.py",
+    "compile/compiled_target.py",
     "compile/contents.py",
     "compile/driver.py",
     "compile/merged_plans.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import ingot.compile.driver
+import ingot.compile.compiled_target
 from ingot import compile_model
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import read_log
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"target": "cuda", "dtype": "bfloat16", "max_batch": 2
 def test_a_tuned_artifact_runs_and_is_reproduced(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingot.compile.driver, "Tuner", partial(Tuner, seconds=0.5))
+    monkeypatch.setattr(ingot.compile.compiled_target, "Tuner", partial(Tuner, seconds=0.5))
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     tuned = compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS, tune=True)
     log = read_log(tuned.output, Target.detect("cuda"))
