@@ -13,6 +13,7 @@ from serve_artifact import Job, serve
 
 from ingot import compile_model
 from ingot.compile.compile_report import CompileReport
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.debug.bisect.driver import bisect
 from ingot.ir.errors import CalibrationError, OptionError
@@ -89,7 +90,7 @@ def test_options_of_a_recorded_request_make_it_again(folder: Path) -> None:
         "calibrate": folder / "words.txt",
     }
     report = compiled(folder, "again.ingot", **given)
-    request = Request.of_artifact(open_artifact(folder / "again.ingot"))
+    request = recorded_request(open_artifact(folder / "again.ingot"))
     assert request.key(request.trace()) == report.request_key
     assert report.quantization is not None
     formats = {one.weight: one.format for one in report.quantization.linears}

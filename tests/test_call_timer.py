@@ -16,7 +16,7 @@ from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.compile.competing import backend_named
 from ingot.compile.emitter import Emitter
-from ingot.compile.request import Request
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
@@ -161,7 +161,7 @@ def test_the_request_key_knows_no_times_and_a_log_reproduces_the_choice(
         assert (again.output / "program.ir").read_text() == (made.output / "program.ir").read_text()
         assert [log.times for log in _log(again).calls] == [log.times for log in _log(made).calls]
         # What compiles an artifact again, to find a fault in it, takes its choices.
-        request = Request.of_artifact(open_artifact(made.output))
+        request = recorded_request(open_artifact(made.output))
         assert {one.backend for one in request.decided} == _backends(made)
 
 

@@ -25,6 +25,7 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.compile.compile_report import CompileReport
 from ingot.compile.driver import _few_collections
 from ingot.compile.identity import exe_key
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.ir.errors import CheckpointError
 from ingot.ir.machine.target import Target
@@ -346,13 +347,13 @@ def test_a_request_is_read_back_from_its_artifact(checkpoint: Callable[[str], Pa
     given = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "passes": "default,-cse", "dtype": "bfloat16"}
     compile_model(folder, tmp_path / "a.ingot", **given)
     artifact = open_artifact(tmp_path / "a.ingot")
-    again = Request.of_artifact(artifact)
+    again = recorded_request(artifact)
     assert again.key(again.trace()) == artifact.manifest.request_key
     assert again.options == Request.read(folder, **given).options
     (tmp_path / "a.ingot" / "timings.json").unlink()
     with pytest.raises(CheckpointError, match="is not there"):
-        Request.of_artifact(artifact)
-    assert Request.of_artifact(artifact, folder).options == again.options
+        recorded_request(artifact)
+    assert recorded_request(artifact, folder).options == again.options
 
 
 def test_garbage_is_collected_behind_the_programs_and_as_before() -> None:

@@ -15,6 +15,7 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.compile.compile_report import CompileReport
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
@@ -145,7 +146,7 @@ def test_risky_fusions_are_kept_on_request(tmp_path: Path) -> None:
     report = compile_model(folder, tmp_path / "a.ingot", backend="reference", keep_risky_fusions=True, **OPTIONS)
     artifact = open_artifact(tmp_path / "a.ingot")
     assert not report.rounding.scores and artifact.read_json("request.json")["options"]["keep_risky_fusions"] is True
-    again = Request.of_artifact(artifact)
+    again = recorded_request(artifact)
     assert again.key(again.trace()) == report.request_key
     (merged,) = (run for run in artifact.trace if run.name == "merge-linears")
     assert not merged.refusals and merged.matches == 6

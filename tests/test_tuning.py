@@ -13,6 +13,7 @@ import ingot.compile.compiled_target
 import ingot.ir.machine.target
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import read_log
@@ -96,7 +97,7 @@ def test_a_log_given_back_makes_the_same_executables(
     assert _executables(again) == _executables(plain) and again.cached_executables == again.distinct_regions
     assert {choice.source for choice in _log(again).choices} == {"given"}
     assert again.request_key != plain.request_key, "a given log is part of the request"
-    request = Request.of_artifact(open_artifact(again.output), checkpoint(NAME))
+    request = recorded_request(open_artifact(again.output), checkpoint(NAME))
     assert request.tuning_log == _log(plain) and request.key(request.trace()) == again.request_key
 
 

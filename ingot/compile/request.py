@@ -11,7 +11,7 @@ from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.adapted_entry import DEFAULT_LORA_RANK, check_loras, with_adapted_entry
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.calibrating import CalibrationJob, CalibrationResult, OnDone
-from ingot.compile.competing import backends_named, competitors, with_choices
+from ingot.compile.competing import competitors, with_choices
 from ingot.compile.format_claims import check_formats
 from ingot.compile.identity import Document, request_document
 from ingot.compile.request_checks import (
@@ -22,7 +22,7 @@ from ingot.compile.request_checks import (
     check_others,
     check_tunable,
 )
-from ingot.compile.timing.tuning_log import artifact_log, read_log
+from ingot.compile.timing.tuning_log import read_log
 from ingot.frontend.cache_scales import (
     SCALE_NAMES,
     read_cache_scales,
@@ -41,14 +41,12 @@ from ingot.hub.source import Source, find_source
 from ingot.ir.adapters.folder import Adapter, read_adapter
 from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.digest import digest_json
-from ingot.ir.artifact.manifest import REQUEST, TIMINGS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, toolchain_of
 from ingot.ir.cache.dtype import CACHE_DTYPES
-from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, UnknownPassError
-from ingot.ir.json_text import parse_json
+from ingot.ir.errors import OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
@@ -62,7 +60,6 @@ from ingot.quantizing.calibrate import SCALING_METHODS
 from ingot.quantizing.options import QuantizeOptions
 from ingot.quantizing.texts import BUILTIN, CalibrationText, read_text
 from ingot.rounding.check import RoundingCheck, check_rounding
-from ingot.runtime.loading.artifact import Artifact
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 # By device. A GPU's step of 256 sequences takes only a few times as long as a step of one, so throughput workloads send
@@ -286,40 +283,6 @@ class Request:
             dropped=competing.dropped,
         )
 
-    @staticmethod
-    def of_artifact(
-        artifact: Artifact, checkpoint: str | Path | None = None, *, changes: Mapping[str, Any] | None = None
-    ) -> "Request":
-        """Return the request that `artifact` was compiled from, to compile it again.
-
-        `checkpoint` replaces the recorded checkpoint, for example if that has moved. `changes` are options to replace;
-        with any, the request has the backends that they choose, and none of the artifact's tile sizes. Raises
-        ArtifactError if the artifact does not record the request, and CheckpointError if the checkpoint is missing.
-        """
-        made: Any = artifact.read_json(REQUEST)
-        if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
-            raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
-        folder = checkpoint or _compiled_from(artifact)
-        try:
-            request = Request.read(folder, **{**made["options"], **(changes or {})})
-        except UnknownPassError as error:
-            raise ArtifactError(
-                f"the artifact was compiled with the pass '{error.name}', which is not installed",
-                where=str(artifact.folder),
-                hint="install the package that brings it",
-            ) from None
-        except TypeError as error:
-            raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
-        if changes:
-            return request
-        request = replace(request, backends=_same_backends(made, request), dropped={})
-        # Use the choices that it was compiled with; do not measure again.
-        log = artifact_log(artifact, request.target)
-        if log is None:
-            return request
-        backends = tuple(with_choices(one, log.given()) for one in request.backends)
-        return replace(request, backends=backends, decided=log.given_calls())
-
     def sharing(self, other: "Request") -> "Request":
         """Return the request with the opened checkpoint of `other`, a request of the same model for another target."""
         return replace(self, checkpoint=other.checkpoint)
@@ -455,25 +418,6 @@ class Request:
         return bucket_classes(self.target, self.backends, tokens, limits.max_batch, deterministic=self.deterministic)
 
 
-def _same_backends(made: Mapping[str, Any], request: Request) -> tuple[Backend, ...]:
-    """Return the backends that the artifact of the recorded request `made` was compiled with.
-
-    Installed packages may bring other backends now. Raises ArtifactError if one of the backends is missing.
-    """
-    try:
-        names = made["identity"]["options"]["backends"]
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"{REQUEST} is malformed: it has no backends") from error
-    if names == [one.name for one in request.backends]:
-        return request.backends
-    try:
-        return backends_named([str(name) for name in names], request.target.device)
-    except OptionError as error:
-        raise ArtifactError(
-            f"the artifact was compiled with another backend: {error.what}", where=REQUEST, hint=error.hint
-        ) from None
-
-
 def _quantize_options(given: QuantizeOptions | None) -> dict[str, Any]:
     """Return the options of `compile_model` that quantize, as JSON values. `Request.read` accepts them."""
     calibrate = None if given is None else given.calibrate
@@ -491,23 +435,3 @@ def _quantize_options(given: QuantizeOptions | None) -> dict[str, Any]:
 def _again(source: Source) -> str:
     """Return a path or hub name that finds the checkpoint of `source` from any working folder."""
     return source.origin or str(Path(source.folder).absolute())
-
-
-def _compiled_from(artifact: Artifact) -> str:
-    """Return the folder of the checkpoint that an artifact was compiled from.
-
-    If the folder is gone, return the checkpoint's name on the hub. Raises CheckpointError if it has none.
-    """
-    path = artifact.folder / TIMINGS
-    timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
-    folder = timings.get("checkpoint") if isinstance(timings, dict) else None
-    if not isinstance(folder, str) or not Path(folder).is_dir():
-        origin = timings.get("hub") if isinstance(timings, dict) else None
-        if isinstance(origin, str):
-            return origin
-        raise CheckpointError(
-            "the checkpoint that the artifact was compiled from is not there",
-            where=str(folder or artifact.folder),
-            hint="name its folder with --checkpoint",
-        )
-    return folder

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ingot.cli.progress import OnProgress, no_progress
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ExportError, OptionError
@@ -103,7 +104,7 @@ def read_source(
                 where=source,
                 hint="export the checkpoint with these options instead",
             )
-        request = Request.of_artifact(open_artifact(source), checkpoint, changes=_ANY_MACHINE)
+        request = recorded_request(open_artifact(source), checkpoint, changes=_ANY_MACHINE)
     elif checkpoint is not None:
         raise OptionError("--checkpoint without an artifact", where=source, expected="NAME.ingot")
     else:

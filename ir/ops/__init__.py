@@ -19,10 +19,11 @@ from ingot.ir.ops.dense import (
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.experts import experts
+from ingot.ir.ops.kv_append import kv_append
 from ingot.ir.ops.latent_attention import latent_attention
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.lora import lora_expand, lora_shrink
-from ingot.ir.ops.paged_attention import kv_append, paged_attention
+from ingot.ir.ops.paged_attention import paged_attention
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.pool import pool

@@ -8,7 +8,7 @@ import torch
 from ingot.ir.cache.dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
-from ingot.ir.ops.paged_attention import kv_append
+from ingot.ir.ops.kv_append import kv_append
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.placements import Call, Fit, by_heads
 from ingot.ir.tables import make_table

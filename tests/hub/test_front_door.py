@@ -120,8 +120,8 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
 AGAIN = """
 import json, sys
 import ingot, ingot.cli.main as cli
-from ingot.compile.request import Request
-request = Request.of_artifact(ingot.open_artifact("a.ingot"))
+from ingot.compile.recorded_request import recorded_request
+request = recorded_request(ingot.open_artifact("a.ingot"))
 print(request.origin, request.key(request.trace()), flush=True)
 for command in json.loads(sys.argv[1]):
     print(cli.run(cli.INGOT, command), flush=True)

@@ -16,7 +16,7 @@ from ingot import LLM, SamplingParams
 from ingot.cli.views.choices import choices_of
 from ingot.cli.views.filter import Filter
 from ingot.compile.driver import compile_model
-from ingot.compile.request import Request
+from ingot.compile.recorded_request import recorded_request
 from ingot.ir.cache.summary import CacheSummary
 from ingot.runtime.loading.artifact import open_artifact
 
@@ -82,7 +82,7 @@ def test_the_artifact_says_its_caches(artifact_in_int8: Path) -> None:
     assert "state kv.1: paged_kv i8[pages, 2, 16, 5, 20]" in program and "per_token=True" in program
     (group,) = CacheSummary.of(LLM(artifact_in_int8).loaded.plans).groups
     assert group.forms == ("5 heads, keys of 14 numbers and values of 14, with scales per token, i8",)
-    request = Request.of_artifact(open_artifact(artifact_in_int8))
+    request = recorded_request(open_artifact(artifact_in_int8))
     assert request.scales_per_token and request.options["kv_cache_scales"] == "auto"
 
 

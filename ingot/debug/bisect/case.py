@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ingot.compile.golden import read_golden
+from ingot.compile.recorded_request import recorded_request
 from ingot.compile.request import Request
 from ingot.debug.bisect.programs.chain import Chain, chains
 from ingot.debug.bisect.programs.params import Params
@@ -52,7 +53,7 @@ class Case:
         """
         load_user_ops()
         opened = open_artifact(artifact)
-        request = Request.of_artifact(opened, checkpoint)
+        request = recorded_request(opened, checkpoint)
         model = request.trace()
         if request.text is not None:
             request = request.calibrated(model, request.identity(model))
