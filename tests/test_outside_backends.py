@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from ingot import compile_model
 from ingot.backends.outside import outside_entry
 from ingot.backends.table import find_entry, outside_names
 from ingot.compile.competing import available, backend_named, competitors
+from ingot.compile.driver import compile_cached
 from ingot.compile.emitter import Emitter
 from ingot.compile.identity import exe_document, exe_key
 from ingot.compile.outside_backend import backend_facts
@@ -342,6 +344,14 @@ def test_a_compile_goes_on_without_a_backend_that_fails(
     assert report.nodes_per_backend.keys() == {"reference"}
     options = json.loads((tmp_path / "m.ingot" / "request.json").read_text())["identity"]["options"]
     assert options["backends"] == ["reference", "rowwise"]
+    # The cache has it by the key of what compiled it, so a package that works by then is used.
+    warned: list[str] = []
+    monkeypatch.setattr(logging.getLogger("ingot"), "warning", lambda text, *given: warned.append(text % given))
+    cached = compile_cached(source, **OPTIONS)
+    assert compile_cached(source, **OPTIONS) == cached
+    key = json.loads((tmp_path / "m.ingot" / "manifest.json").read_text())["request_key"]
+    assert cached.name == f"{key}.ingot" and [path.name for path in cached.parent.glob("*.ingot")] == [cached.name]
+    assert [text.partition(": ")[0] for text in warned] == ["compiled without the backend 'mine'"] * 2
     # Named, its failure ends the compile.
     command = [str(source), "-o", str(tmp_path / "n.ingot"), "--backend", "auto,mine"]
     command += ["--max-batch", "2", "--max-tokens", "16", "--max-seq-len", "40", "-j", "1"]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.adapted_entry import DEFAULT_LORA_RANK
@@ -31,6 +31,8 @@ from ingot.ir.program import Model
 from ingot.passes.manager import OnPass
 from ingot.rounding.check import RoundingCheck
 from ingot.runtime.loading.variants import variant_folder
+
+Made = TypeVar("Made")
 
 
 def compile_model(
@@ -160,7 +162,13 @@ def compile_model(
             progress=progress,
         )
         hub = {"hub": time.perf_counter() - begin} if requests[0].origin else {}
-        return _compile(requests, writer, progress, hub, jobs, on_pass, check_numerics=check_numerics)
+
+        def attempt(requests: Sequence[Request]) -> CompileReport:
+            writer.clear()
+            clock = PhaseClock(progress, dict(hub))
+            return _compile(requests, writer, clock, jobs, on_pass, check_numerics=check_numerics)
+
+        return _without_failing(requests, progress, attempt)
 
 
 def compile_cached(
@@ -176,53 +184,50 @@ def compile_cached(
     For several targets, this is the fat artifact, or its `variant` for one of the targets.
 
     If the cache lacks it, it is compiled. The cache's key is the `request_key`, a digest of the checkpoint and all
-    options. `options` are keyword arguments of `compile_model`. Two processes that need one artifact compile it once.
+    options, and of the backends that compiled it: without a backend of another package that fails, the key is another.
+    `options` are keyword arguments of `compile_model`. Two processes that need one artifact compile it once.
     """
     requests = read_requests(checkpoint, progress=progress, **options)
     if variant is not None and variant not in (names := [one.target.name for one in requests]):
         raise OptionError(f"the variant '{variant:.80}' is not compiled", expected=", ".join(names))
-    keys = {one.target.name: one.key(one.trace()) for one in requests}
-    key = fat_key(keys) if len(keys) > 1 else next(iter(keys.values()))
-    folder = cache_folder("artifacts")
-    with locked(folder / f"{key}.lock"):
+
+    def attempt(requests: Sequence[Request]) -> Path:
+        keys = {one.target.name: one.key(one.trace()) for one in requests}
+        key = fat_key(keys) if len(keys) > 1 else next(iter(keys.values()))
+        folder = cache_folder("artifacts")
         path = folder / f"{key}.ingot"
-        if not path.exists():
-            with ArtifactWriter(path) as writer:
-                report = _compile(requests, writer, progress, {}, jobs)
-            for name, reason in report.dropped.items():  # only a command prints the notes of a compile
-                logging.getLogger("ingot").warning("compiled without the backend '%s': %s", name, reason)
+        with locked(folder / f"{key}.lock"):
+            if not path.exists():
+                with ArtifactWriter(path) as writer:
+                    _compile(requests, writer, PhaseClock(progress), jobs, None, check_numerics=False)
+        for name, reason in requests[0].dropped.items():  # only a command prints the notes of a compile
+            logging.getLogger("ingot").warning("compiled without the backend '%s': %s", name, reason)
+        return path
+
+    path = _without_failing(requests, progress, attempt)
     return path if variant is None else variant_folder(path, variant)
 
 
-def _compile(
-    requests: Sequence[Request],
-    writer: ArtifactWriter,
-    progress: OnProgress,
-    seconds: Mapping[str, float],
-    jobs: int | None,
-    on_pass: OnPass | None = None,
-    *,
-    check_numerics: bool = False,
-) -> CompileReport:
-    """Compile the requests, one for each target, into the files of `writer`. `seconds` has the times of phases so far.
+def _without_failing(
+    requests: Sequence[Request], progress: OnProgress, attempt: Callable[[Sequence[Request]], Made]
+) -> Made:
+    """Return the result of `attempt`, which compiles requests.
 
-    If a backend of another package fails that the user did not name, this begins again without it. The executables of
-    other backends are in the cache by then.
+    If a backend of another package fails that the user did not name, this begins again with requests without it. The
+    executables of other backends are in the cache by then.
     """
     while True:
         try:
-            clock = PhaseClock(progress, dict(seconds))
-            return _compile_once(requests, writer, clock, jobs, on_pass, check_numerics=check_numerics)
+            return attempt(requests)
         except UserBackendError as error:
             asked = any(error.backend in request.asked for request in requests)
             if asked or all(one.name != error.backend for request in requests for one in request.backends):
                 raise
             progress(f"leaving out the backend {error.backend}", 0, 0)
             requests = [request.without(error.backend, error.what) for request in requests]
-            writer.clear()
 
 
-def _compile_once(
+def _compile(
     requests: Sequence[Request],
     writer: ArtifactWriter,
     clock: PhaseClock,
@@ -231,6 +236,7 @@ def _compile_once(
     *,
     check_numerics: bool,
 ) -> CompileReport:
+    """Compile the requests, one for each target, into the files of `writer`."""
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
     workers = jobs or len(os.sched_getaffinity(0))

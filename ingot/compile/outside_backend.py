@@ -13,7 +13,7 @@ from torch import fx
 from ingot.backends.entry import BackendEntry
 from ingot.backends.outside import Owner
 from ingot.ir.artifact.plan import BucketClass, Executable
-from ingot.ir.backend import Backend, Claim, Compiler, LibraryBuilder, RegionCompiler, Yes
+from ingot.ir.backend import Backend, Claim, Compiler, FunctionBackend, LibraryBuilder, RegionCompiler, Tunable, Yes
 from ingot.ir.backend import No as Refusal
 from ingot.ir.errors import IngotError, UserBackendError
 from ingot.ir.machine.extras import installed_version
@@ -72,7 +72,7 @@ def package_document(backend: Backend) -> dict[str, Any]:
 class OutsideBackend:
     """A guard around the compile side of another package's backend. `guarded` makes it.
 
-    The methods that `backend` has are set on the instance, since protocols are tested by the presence of methods.
+    The methods that `backend` has are set on the instance, so `isinstance` finds the protocols that `backend` has.
     """
 
     def __init__(self, backend: object, owner: Owner, entry: BackendEntry) -> None:
@@ -97,16 +97,16 @@ class OutsideBackend:
             if entry.executable is None:
                 raise owner.error("compiles executables, and names no function that loads them", where=place)
             self.compiles_calls = compiles_calls
-        if hasattr(backend, "emit_library") and entry.library is None:
+        if isinstance(backend, LibraryBuilder) and entry.library is None:
             raise owner.error("builds a library, and names no function that loads it", where=place)
-        if not hasattr(backend, "emit") and not hasattr(backend, "dry_run"):
+        if not isinstance(backend, Compiler | FunctionBackend):
             raise owner.error(
                 "has neither emit nor dry_run", where=place, expected="a protocol derived from ingot.ir.backend.Backend"
             )
         for method in _GUARDED:
             if hasattr(backend, method):
                 setattr(self, method, getattr(self, f"_{method}", self._called(method)))
-        if hasattr(backend, "with_choices"):
+        if isinstance(backend, Tunable):
             self.with_choices = self._with_choices
 
     def blamed(self, error: IngotError) -> UserBackendError:
