@@ -2,24 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hf_model import hf_model
+from rounded_caches import LIMITS, check_kernels, check_tokens
 from safetensors.torch import load_file, save_file
 from scaled_checkpoint import SCALES, write_scaled
-from sm_90 import unplug
 from tiny import TINY
 
-from ingot import LLM, SamplingParams
-from ingot.cli.views.choices import choices_of
-from ingot.cli.views.filter import Filter
 from ingot.compile.driver import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
-from ingot.runtime.loading.artifact import open_artifact
-
-NEW = 12
 
 
 @pytest.fixture(scope="module")
@@ -31,47 +23,19 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def artifact_of_eight_bits(scaled: Path, ingot_cache: Path) -> Path:
     path = scaled.parent / "fp8.ingot"
-    limits = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 96}
-    compile_model(scaled, path, target="cpu", deterministic=True, kv_cache_dtype="fp8", jobs=1, **limits)
+    compile_model(scaled, path, target="cpu", deterministic=True, kv_cache_dtype="fp8", jobs=1, **LIMITS)
     return path
 
 
-def _oracle(folder: Path, prompt: list[int]) -> list[int]:
-    """Greedy tokens of transformers, all positions from the beginning each time, with rounded keys and values."""
-    from transformers import DynamicCache
-
-    class Rounded(DynamicCache):  # type: ignore[misc]  # transformers has no types
-        def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *rest: Any, **more: Any) -> Any:
-            rounded = []
-            for x, scale in zip((key, value), SCALES[layer], strict=True):
-                scale = torch.tensor(scale)
-                rounded.append((x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale)
-            return super().update(*rounded, layer, *rest, **more)
-
-    tensors = {name: one for name, one in load_file(folder / "model.safetensors").items() if "_scale" not in name}
-    model = hf_model(json.loads((folder / "config.json").read_text()), tensors, torch.float32, 96)
-    tokens = list(prompt)
-    with torch.no_grad():
-        for _ in range(NEW):
-            logits = model(torch.tensor([tokens]), past_key_values=Rounded(), use_cache=True).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
+def rounded(x: torch.Tensor, of_values: int, layer: int) -> torch.Tensor:
+    scale = torch.tensor(SCALES[layer][of_values])
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
 def test_tokens_are_those_of_transformers_with_rounded_keys_and_values(
     scaled: Path, artifact_of_eight_bits: Path
 ) -> None:
-    """In pieces of 16 tokens, with a prefix from the cache, and with pages that are too few for all."""
-    g = torch.Generator().manual_seed(5)
-    beginning = torch.randint(3, 380, (32,), generator=g).tolist()
-    prompts = [[*beginning, *torch.randint(3, 380, (n,), generator=g).tolist()] for n in (1, 5, 11)]
-    expected = [_oracle(scaled, prompt) for prompt in prompts]
-    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
-    for pages in (None, 6):
-        llm = LLM(artifact_of_eight_bits, num_kv_pages=pages)
-        for _ in range(2):  # the second time from the prefix cache
-            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-            assert [output.outputs[0].token_ids for output in outputs] == expected
+    check_tokens(scaled, artifact_of_eight_bits, rounded)
 
 
 def test_the_artifact_says_its_caches_and_they_take_a_quarter_of_float32(artifact_of_eight_bits: Path) -> None:
@@ -86,19 +50,8 @@ def test_the_artifact_says_its_caches_and_they_take_a_quarter_of_float32(artifac
 @pytest.mark.slow
 @pytest.mark.xdist_group("sm-90-kernels")
 def test_a_gpu_gets_kernels_for_such_caches(scaled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In steps of one token, of few and of prompts; references compute no attention and write no cache."""
-    unplug(monkeypatch)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # other tests in this process may want the interpreter
-    limits: dict[str, Any] = {"max_batch": 2, "max_tokens": 96, "max_seq_len": 96, "jobs": 2, "backend": "triton"}
-    path = tmp_path / "a.ingot"
-    compile_model(scaled, path, target="sm_90", dtype="bfloat16", kv_cache_dtype="fp8", **limits)
-    chosen = [one for one in choices_of(open_artifact(path), Filter()) if "attention" in one.op or "append" in one.op]
-    assert {one.backend for one in chosen} == {"triton"} and len({one.program for one in chosen}) > 3
-    assert {one.op.removeprefix("ingot.") for one in chosen} == {
-        "append_attention",
-        "qk_norm_rope_append",
-        "paged_attention",
-    }
+    chosen = check_kernels(scaled, tmp_path, monkeypatch, target="sm_90", kv_cache_dtype="fp8")
+    assert len({one.program for one in chosen}) > 3
 
 
 def test_odd_scales_and_targets_are_refused(scaled: Path, tmp_path: Path) -> None:
