@@ -55,7 +55,7 @@ def main() -> None:
     figures = dict(figures_of(options.checkpoint, BUILTIN, ROPE_DIM, FREQFOLDS, SHARES))
     print_figures(figures)
     settings = {"model": options.checkpoint.name, "rope_dim": ROPE_DIM, "text": BUILTIN}
-    print(write_result(options.name, settings, figures, packages=("torch",), folder=options.results))
+    print(write_result(__file__, options.name, settings, figures, packages=("torch",), folder=options.results))
 
 
 if __name__ == "__main__":

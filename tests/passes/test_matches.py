@@ -23,6 +23,7 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.indexer import IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
+from ingot.models.blocks.normed_latent_attention import NormedLatentAttentionSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.passes.manager import run_pipeline
 
@@ -181,7 +182,7 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
     }
     if equal != rotated:
         allowed.add("keys and values differ in width: the fused op writes caches of equal widths")
-    if [*specs(dims, LatentAttentionSpec)]:
+    if [*specs(dims, LatentAttentionSpec), *specs(dims, NormedLatentAttentionSpec)]:
         allowed = {"values are the first numbers of keys: the fused op writes keys and values of equal width"}
         if [*specs(dims, IndexerSpec)]:
             allowed = {"no attention reads the cache after this write"}  # but sparse attention, and the indexer
