@@ -121,7 +121,7 @@ def work_folder(options: argparse.Namespace) -> Path:
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return options.name or "_".join(filter(None, (gpu_result(options.shape), options.format)))
+    return options.name or gpu_result(options.shape, options.format)
 
 
 def earlier(options: argparse.Namespace) -> Found:

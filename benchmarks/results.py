@@ -71,9 +71,12 @@ class Result(BaseModel):
     missing: dict[str, str] = {}
 
 
-def gpu_result(shape: str) -> str:
-    """Return the default name of gpu.py's result for a model shape, such as "gpu_8b" for "8b"."""
-    return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
+def gpu_result(shape: str, format: str | None = None) -> str:
+    """Return the default name of gpu.py's result for a model shape, such as "gpu_8b" for "8b".
+
+    `format` is that of quantized linears, as in "gpu_8b_fp8".
+    """
+    return "_".join(filter(None, ("gpu", shape.replace("-", "_").replace(".", "_"), format)))
 
 
 def write_result(

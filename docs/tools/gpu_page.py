@@ -334,7 +334,10 @@ def _command(result: Result) -> str:
     if not result.name.startswith("gpu_"):
         return f"python benchmarks/decode.py ARTIFACT --shape {shape}"
     asked = "".join(f' --{name} "{settings[of]}"' for name, of in _OPTIONS.items() if settings.get(of))
-    named = "" if result.name == gpu_result(str(shape)) else f" --name {result.name}"
+    format = str(settings["format"]) if "format" in settings else None
+    if format is not None:
+        asked = f" --format {format}{asked}"
+    named = "" if result.name == gpu_result(str(shape), format) else f" --name {result.name}"
     return f"python benchmarks/gpu.py --shape {shape}{asked}{named}"
 
 
