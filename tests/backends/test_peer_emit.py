@@ -88,9 +88,9 @@ def test_adds_that_it_leaves_to_others(text: str, residual: str, reason: str) ->
 
 
 def test_a_class_of_larger_sums_alone_is_for_nccl() -> None:
-    """A class of 65 tokens or more: 65 rows of 16 KiB are 1040 KiB, and of 8 KiB 520 KiB."""
+    """A class of 65 tokens or more: 65 rows of 16 KiB are 1040 KiB, and of 4 KiB 260 KiB."""
     many = BucketClass(name="extend", tokens=(65, 4096))
-    for width, claims in ((8192, False), (4096, True)):
+    for width, claims in ((8192, False), (2048, True)):
         _, total, _ = site(f"bf16[T, {width}]", many)
         found = Peer().claim([total], Target.named("sm_90"), many)
         assert isinstance(found, Yes) is claims
