@@ -17,6 +17,7 @@ from ingot.passes.base import Pass, check_pass_class
 from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.choose_layouts import ChooseLayouts
 from ingot.passes.cse import EliminateCommonSubexpressions
+from ingot.passes.dequantize_linears import DequantizeLinears
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.expand_latents import ExpandLatents
 from ingot.passes.form_regions import FormRegions
@@ -63,7 +64,11 @@ PIPELINE = (
     Phase(
         Stage.FUSED,
         # Choose layouts before the passes that make a linear's rows differ between classes.
-        (SplitAddRMSNorm(), ChooseLayouts(), ExpandLatents(), SelectRowsEarly(), FuseAppendAttention()),
+        # Rows must be selected before the pass that leaves linears of selected rows.
+        (
+            *(SplitAddRMSNorm(), ChooseLayouts(), ExpandLatents(), SelectRowsEarly(), DequantizeLinears()),
+            FuseAppendAttention(),
+        ),
         by_bucket=True,
     ),
     Phase(Stage.LOWERED, (ChooseBackends(), FormRegions(), NarrowLogits(), EmitExecutables())),
@@ -94,6 +99,7 @@ OPTIONAL = frozenset(
         "choose-layouts",
         "expand-latents",
         "select-rows-early",
+        "dequantize-linears",
         "form-regions",
         "narrow-logits",
     }

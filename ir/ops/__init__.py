@@ -28,7 +28,7 @@ from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.pool import pool
 from ingot.ir.ops.position_scale import scale_by_position
-from ingot.ir.ops.quant import quant_linear
+from ingot.ir.ops.quant import dequantize, quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.route import route, sparse_mixer
@@ -63,6 +63,7 @@ __all__ = [
     "concat",
     "count_tokens",
     "define",
+    "dequantize",
     "embedding",
     "experts",
     "feed",

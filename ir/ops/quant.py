@@ -1,5 +1,6 @@
-"""The op that multiplies by a weight in any storage format, quantized or plain."""
+"""The ops that read a weight in any storage format: one multiplies by it, the other returns it as a matrix."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,13 +11,14 @@ from ingot.ir.formats import (
     Activations,
     Format,
     Scales,
-    dequantize,
     dequantize_rotated,
     find_format,
     format_of,
     named,
     quantize,
 )
+from ingot.ir.formats import dequantize as matrix_of
+from ingot.ir.formats.format import KEPT
 from ingot.ir.formats.rotation import rotated
 from ingot.ir.ops.dense import check_bias, linear
 from ingot.ir.ops.registry import Sample, define, wide
@@ -34,6 +36,10 @@ _NVFP4 = format_of(
 )
 _ROTATED = format_of("i8", (Scales(),), Activations("i8"), rotated_in=16, rotated_out=6)
 _STATIC = format_of("f8e4m3", (Scales(0, 0),), Activations("f8e4m3", stored=True, dynamic=False))
+
+
+# The parts that the op `dequantize` reads.
+_MATRIX_PARTS = PARTS[:6]
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -99,47 +105,73 @@ def _fake(
     Raises ValueError if the stored tensors do not fit the format, such as scales of a wrong group size. Nothing else
     checks this.
     """
-    found = find_format(format)
-    if weight.dim() < 2:
-        raise ValueError(f"format {format}: packed elements of shape {list(weight.shape)}")
-    shape = found.shape_of(tuple(weight.shape))[0], x.shape[-1]
-    if problem := found.obstacle(shape):
-        raise ValueError(f"format {format}: {problem}")
     given = _given(weight, scales, zeros, offsets, outer, order, input_scale, rotation_in, rotation_out)
-    wanted = found.types(shape, x.dtype if weight.is_floating_point() else weight.dtype)
-    if given.keys() != wanted.keys():
-        raise ValueError(f"format {format} has {', '.join(wanted)}, and {', '.join(given)} are given")
-    for name, part in given.items():
-        if part.dtype != wanted[name].dtype or tuple(part.shape) != wanted[name].shape:
-            raise ValueError(
-                f"format {format} has {name} {wanted[name]}, and {DTYPE_NAMES[part.dtype]}{list(part.shape)} are given"
-            )
+    shape = _check_parts(given, find_format(format), x.shape[-1], x.dtype)
     return F.linear(x, x.new_empty(shape), bias)
+
+
+def _check_parts(
+    given: Mapping[str, torch.Tensor], format: Format, columns: int | None, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Return the shape of the weight that the parts `given` store in `format`.
+
+    It has `columns` columns; None: as many as its elements say. `dtype` is that of elements that keep their numbers, if
+    they are no floats. Raises ValueError if the parts do not fit the format.
+    """
+    weight, name = given["weight"], format.name
+    if weight.dim() < 2:
+        raise ValueError(f"format {name}: packed elements of shape {list(weight.shape)}")
+    rows, own = format.shape_of(tuple(weight.shape))
+    shape = rows, own if columns is None else columns
+    if problem := format.obstacle(shape):
+        raise ValueError(f"format {name}: {problem}")
+    wanted = format.types(shape, dtype if weight.is_floating_point() else weight.dtype)
+    if given.keys() != wanted.keys():
+        raise ValueError(f"format {name} has {', '.join(wanted)}, and {', '.join(given)} are given")
+    for part, value in given.items():
+        if value.dtype != wanted[part].dtype or tuple(value.shape) != wanted[part].shape:
+            raise ValueError(
+                f"format {name} has {part} {wanted[part]}, and {DTYPE_NAMES[value.dtype]}{list(value.shape)} are given"
+            )
+    return shape
 
 
 def _placement(call: Call) -> Fit:
     """The placement rule of `quant_linear` for a weight [N, K] on a mesh axis.
 
     A weight split along N splits the result. A weight split along K needs x split along K. The result is then a partial
-    sum: the sum over the ranks is still to be added. Scales and zeros are split like the packed elements. A weight
-    whose columns must stay together is never split along K.
+    sum: the sum over the ranks is still to be added.
+    """
+    found = _split_parts(call)
+    if found is None:
+        return whole(call)
+    needs, split = found
+    last = len(call.types["x"].shape) - 1
+    if split.dim == 0:
+        bias = {"bias": call.shard(0, split.segments)} if "bias" in call.types else {}
+        return Fit({**needs, **bias}, call.shard(last, split.segments))
+    check_bias(call)
+    return Fit({**needs, "x": call.shard(last)}, call.partial)
+
+
+def _split_parts(call: Call) -> tuple[dict[str, Spot], Split] | None:
+    """Return how the parts of a split weight [N, K] are split, and how the weight itself is; None if it stays whole.
+
+    Scales and zeros are split like the packed elements. A weight whose columns must stay together is never split along
+    K.
     """
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
-        return whole(call)
+        return None
     if weight.dim == 1 and format.whole_columns():
-        return whole(call)
-    tile, last = format.layout.tile[weight.dim], len(call.types["x"].shape) - 1
+        return None
+    tile = format.layout.tile[weight.dim]
     split = Split(call.axis, weight.dim, tuple(size * tile for size in weight.segments))
     needs: dict[str, Spot] = {"weight": weight}
     for part in format.parts[1:]:
         if part in call.types and (own := format.split(split, part)) is not None:
             needs[part] = call.shard(own.dim, own.segments)
-    if weight.dim == 0:
-        bias = {"bias": call.shard(0, split.segments)} if "bias" in call.types else {}
-        return Fit({**needs, **bias}, call.shard(last, split.segments))
-    check_bias(call)
-    return Fit({**needs, "x": call.shard(last)}, call.partial)
+    return needs, split
 
 
 @define(
@@ -175,7 +207,7 @@ def quant_linear(
     found = find_format(format)
     given = _given(weight, scales, zeros, offsets, outer, order, input_scale, rotation_in, rotation_out)
     if found.lossless:
-        return linear.reference(x, dequantize(given, found), bias)  # type: ignore[no-any-return]
+        return linear.reference(x, matrix_of(given, found), bias)  # type: ignore[no-any-return]
     full = wide(x)
     if rotation_in is not None:
         full = rotated(full, rotation_in)
@@ -188,6 +220,80 @@ def quant_linear(
     return (result if bias is None else result + wide(bias)).to(x.dtype)
 
 
+def _matrix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    formats = [find_format(name) for name in ("int8", "int4_g32_asym", "int8_g64", "int4_g32", "mxfp4")]
+    # With scales of two levels, and with scales for blocks of rows and columns.
+    formats += [_ORDERED, _OFFSETS, replace(_NVFP4, activations=None), format_of("f8e4m3", (Scales(6, 32),))]
+    samples = []
+    for format in map(named, formats):
+        parts = quantize(torch.randn(24, 64, generator=g), named(replace(format, ordered=False)))
+        if format.ordered:
+            parts["order"] = torch.randperm(64, generator=g).to(torch.int32)
+        given = tuple(parts.get(part) for part in _MATRIX_PARTS)
+        samples.append(Sample(given, {"format": format.name, "dtype": dtype}))
+    return samples
+
+
+def _matrix_fake(
+    weight: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    outer: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    *,
+    format: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return an empty matrix: the op's shape function, also for meta tensors.
+
+    Raises ValueError if the format is not for the op, or if the stored tensors do not fit it.
+    """
+    found = find_format(format)
+    if found.element == KEPT or found.activations is not None or found.rotated:
+        raise ValueError(f"format {format} has no scales, rounds activations or rotates: a matrix does not replace it")
+    shape = _check_parts(_given(weight, scales, zeros, offsets, outer, order), found, None, dtype)
+    return weight.new_empty(shape, dtype=dtype)
+
+
+def _matrix_placement(call: Call) -> Fit:
+    """The placement rule of `dequantize`: a weight split along N or K splits the result in the same way."""
+    found = _split_parts(call)
+    if found is None:
+        return whole(call)
+    needs, split = found
+    return Fit(needs, call.shard(split.dim, split.segments))
+
+
+@define(
+    samples=_matrix_samples,
+    fake=_matrix_fake,
+    flops=2,  # a zero point is subtracted, and a scale multiplies
+    fusible=False,  # a kernel of its own, or the reference
+    placement=_matrix_placement,
+)
+def dequantize(
+    weight: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    outer: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    *,
+    format: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the weight [N, K] that the parts store in the format `format`, as a matrix of another dtype.
+
+    Columns have their natural order. It computes in float32 (for float64, in float64) and rounds once, to `dtype`. The
+    format has scales, and a linear with it neither rounds nor rotates its input.
+    """
+    found = find_format(format)
+    given = _given(weight, scales, zeros, offsets, outer, order)
+    full = torch.float64 if dtype is torch.float64 else torch.float32
+    return matrix_of(given, found, full).to(dtype).contiguous()
+
+
 def _given(*parts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the parts that a call passes, by name. `parts` are in the order of `PARTS`."""
-    return {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
+    """Return the parts that a call passes, by name. `parts` are in the order of `PARTS`, perhaps without the last."""
+    return {name: part for name, part in zip(PARTS, parts, strict=False) if part is not None}

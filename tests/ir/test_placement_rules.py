@@ -149,6 +149,16 @@ WAYS: dict[str, set[str]] = {
     "cast": {"x:shard1"},
     "clamp": {"x:shard0", "x:shard1"},
     "concat": {"x:shard1 y:shard1", "x:shard2 y:shard2"},
+    "dequantize": {
+        "weight:shard1",
+        "weight:shard0 scales:shard0",
+        "weight:shard1 scales:shard1",
+        "weight:shard0 scales:shard0 zeros:shard0",
+        "weight:shard1 scales:shard1 zeros:shard1",
+        "weight:shard0 scales:shard0 offsets:shard0",
+        "weight:shard1 scales:shard1 offsets:shard1",
+        "weight:shard0 scales:shard0 outer:shard0",
+    },
     "experts": {
         "gate_up:shard1 down:shard2",
         "gate_up:shard1 down:shard2 gate_up_scales:shard1 gate_up_zeros:shard1",

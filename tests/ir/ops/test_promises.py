@@ -76,6 +76,7 @@ WHOLE = (
     "step_attention",
     "step_latent_attention",
     "pool",
+    "dequantize",
     "kv_append",
     "qk_norm_rope_append",
     "feed",

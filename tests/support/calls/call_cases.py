@@ -165,6 +165,17 @@ def _quant_linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return calls
 
 
+def _dequantize(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Matrices of weights in each format that kernels read, whose linears do not round x."""
+    calls: Calls = []
+    for name, n, k in _STORED:
+        if find_format(name).activations is None:
+            parts = quantize(torch.randn(n, k, generator=g) * k**-0.5, find_format(name))
+            given = tuple(parts.get(part) for part in OPS[op].parameters.names[: OPS[op].parameters.positional])
+            calls.append(OneCall(op, given, {"format": name, "dtype": draw(1).dtype}))
+    return calls
+
+
 # Rows, experts, choices of a row, sizes of a row and of an expert: choices one by one, in blocks of each size, and more
 # experts than rows choose.
 _EXPERTS = (
@@ -392,6 +403,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "linear": _linear,
     "head_linear": _head_linear,
     "quant_linear": _quant_linear,
+    "dequantize": _dequantize,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "experts": _experts,
     **dict.fromkeys(("route", "sparse_mixer"), _routers),

@@ -54,6 +54,10 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
             Sample((rand(11, 37), int8["weight"], int8["scales"], None, rand(53)), {"format": "int8"}),
             Sample((merged[:, 37:69], *int4.values()), {"format": "int4_g32_asym"}),
         ],
+        "dequantize": [
+            Sample((int8["weight"], int8["scales"]), {"format": "int8", "dtype": dtype}),
+            Sample((*int4.values(),), {"format": "int4_g32_asym", "dtype": dtype}),
+        ],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),

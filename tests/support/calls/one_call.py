@@ -53,6 +53,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "linear": {"x": "T"},
     "head_linear": {"x": "T"},
     "quant_linear": {"x": "T"},
+    "dequantize": {},
     "experts": {"x": "T", "weights": "T", "chosen": "T"},
     "route": {"router_logits": "T"},
     "sparse_mixer": {"router_logits": "T"},
