@@ -69,7 +69,7 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
         "sources": {
             **_digests(sources_of(backend)),
             **_op_sources(op for op in called if op is not None),
-            **(_format_sources() if {ops.quant_linear, ops.experts} & {*called} else {}),
+            **(_format_sources() if {ops.quant_linear, ops.dequantize, ops.experts} & {*called} else {}),
         },
         "toolchain": toolchain_of(backend),
         "target": target.code_identity(),

@@ -63,7 +63,7 @@ def _formats(program: Program) -> dict[str, dict[str, str]]:
     """Return the format and the part of each param that is a part of a quantized weight."""
     found: dict[str, dict[str, str]] = {}
     for node in program.calls():
-        if target_name(node.target) not in ("ingot.quant_linear", "ingot.experts"):
+        if target_name(node.target) not in ("ingot.quant_linear", "ingot.dequantize", "ingot.experts"):
             continue
         given = named_arguments(node)
         for part in PARTS:
