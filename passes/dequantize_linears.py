@@ -63,7 +63,6 @@ class DequantizeLinears(Pass):
             args = trimmed([matmul.x, matrix, matmul.bias])
             made = rewriter.call(ops.linear, *args, before=node, origin=node.meta.get("origin"))
             rewriter.replace(node, made)
-            rewriter.program.graph.erase_node(node)
 
 
 def _obstacle(matmul: Matmul) -> str:
