@@ -5,7 +5,7 @@ converted exactly to the dtype of x, in registers, and multiplied without their 
 multiplies the sum over that block, a scale for a row the sum over the row. So a weight takes one or two instructions
 more than in bf16. Elements and x in f8e4m3, or both in i8, are multiplied by tensor cores as they are.
 
-Tensor cores sum products of f8e4m3 with fewer bits than float32. Each 128 columns are therefore added in float32.
+Tensor cores add up f8e4m3 with fewer bits than float32. Each 128 columns are therefore added in float32.
 """
 
 import triton

@@ -75,7 +75,7 @@ def form_of(weight: Weight, dtype: torch.dtype, sm: int) -> StoredForm:
     codes = dtype
     if rounded.element == format.element and dtype is not torch.float32 and not level.zeros:
         native, least = _NATIVE[format.element]
-        # Tensor cores of an H800 sum products of f8e4m3 with some 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.3):
+        # Tensor cores of an H800 add up f8e4m3 with some 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.3):
         # enough for a result of 8 bits in bf16, but tests in f16, with 11 bits, found errors above its tolerance.
         short = native is torch.float8_e4m3fn and dtype is torch.float16
         codes = native if sm >= least and not short else dtype
