@@ -92,7 +92,9 @@ def _costliest(
 ) -> torch.Tensor:
     """Allocate the most memory that a call can need: the last token of one sequence sees all tokens."""
     out = _nothing(q, top_k)
-    best_positions(index_scores(own_row(q, 0), k[:, 0], own_row(weights, 0)), top_k)
+    seen = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device)
+    best = best_positions(index_scores(own_row(q, 0), k[seen, 0], own_row(weights, 0)), top_k)
+    out[0, : best.shape[0]] = positions[seen[best]]
     return out
 
 

@@ -35,7 +35,8 @@ def run(mesh: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> t
     monkeypatch.setattr(mesh, "report", lambda *given: reported.append(given))
     monkeypatch.setattr(sys, "argv", ["mesh.py", *arguments])
     mesh.main()
-    ((_, settings, figures),) = reported
+    ((script, _, settings, figures),) = reported
+    assert script == mesh.__file__
     return measured, settings, figures
 
 
