@@ -43,9 +43,11 @@ _AT_ONCE = 4
 # more groups of eight rows than run at once, few programs take all groups by turns.
 _FOUR_BITS_ROWS = 8
 _FOUR_BITS_TURNS = 2
-# The same for f8e4m3, of 7 tile sizes: x takes most registers there, so a row is one block of up to 16 warps.
+# The same for f8e4m3, of 7 tile sizes: x takes most registers there, so a row is one block of up to 16 warps. The x of
+# longer rows would not fit into registers.
 _F8_TURNS = 1
 _F8_LONG = 8192
+_F8_MOST = 16384
 # Experts of few tokens: rows of a program, the best of GPT-OSS-20B in MXFP4 and Qwen3-30B-A3B in int4 on an H200. Some
 # threads are left without columns there: with as many as columns need, the kernels took up to 1.3 times as long.
 _EXPERT_ROWS = 4
@@ -74,10 +76,10 @@ def matvec_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecT
         return _four_bits_tiles(product, form, cores)
     chunk = chunk_of(form)
     width = power_of_two(product.depth)
-    if form.elements.element == "f8e4m3" and width > _F8_LONG:
+    if form.elements.element == "f8e4m3" and _F8_LONG < width <= _F8_MOST:
         return QuantMatvecTiles(4, width, min(_MATVEC_MOST_WARPS, width // (32 * chunk)), held=4, programs=_F8_TURNS)
-    if form.elements.element == "f8e4m3" and product.gated and width >= 8 * 32 * chunk:
-        return QuantMatvecTiles(8, width, min(_MATVEC_MOST_WARPS, width // (32 * chunk)), held=16, programs=_F8_TURNS)
+    if form.elements.element == "f8e4m3" and product.gated and _F8_LONG // 2 <= width <= _F8_LONG:
+        return QuantMatvecTiles(8, width, width // (32 * chunk), held=16, programs=_F8_TURNS)
     # Each program prepares x for itself, so it has as many rows of the weight as leave almost two programs for each
     # multiprocessor.
     block_k = max(chunk, min(chunk * 32 * _MATVEC_WARPS, width))
