@@ -198,6 +198,7 @@ def test_claims() -> None:
         "embedding",
         "attention",
         "choose_positions",
+        "dequantize",
         "paged_attention",
         "paged_choose_positions",
         "partial_attention",
