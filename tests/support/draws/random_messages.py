@@ -70,11 +70,23 @@ def random_message(draw: random.Random) -> Message:
         (random_name(draw), {random_name(draw): random_value(draw) for _ in range(draw.randint(0, 3))})
         for _ in range(draw.choice((0, 1, 1, 2, 3)))
     ]
-    return Message(random_text(draw).strip(), random_text(draw).strip(), calls)
+    return Message(random_text(draw).strip(), random_text(draw).strip(), _of_one_type(calls))
+
+
+def _of_one_type(calls: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The calls without arguments that an earlier call of the tool has in another type: a schema has one type."""
+    types: dict[tuple[str, str], type] = {}
+    return [
+        (
+            name,
+            {key: value for key, value in given.items() if types.setdefault((name, key), type(value)) is type(value)},
+        )
+        for name, given in calls
+    ]
 
 
 def tools_of(message: Message) -> dict[str, dict[str, Any]]:
-    """Tools whose schemas fit the calls of a message. Types of arguments that several calls share are all legal."""
+    """Tools whose schemas fit the calls of a message. Calls of one tool have arguments of the same types."""
     tools: dict[str, dict[str, Any]] = {}
     for name, arguments in message.calls:
         parameters = tools.setdefault(name, {"name": name, "parameters": {"type": "object", "properties": {}}})
