@@ -17,10 +17,6 @@ from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import why_no_kernel
 from ingot.passes.rewrite import Rewriter, trimmed
 
-# A bucket class needs steps of that many tokens. To write the matrices of a layer of an 8B model (436 MB in bf16) takes
-# some 0.13 ms at an H200's bandwidth. From some 200 tokens on, a matmul by elements costs more than that beyond one by
-# numbers. It is an estimate from times of both matmuls, not yet measured as a whole.
-LEAST_TOKENS = 200
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -43,7 +39,7 @@ class DequantizeLinears(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         bucket = context.any_bucket()
-        many = bucket.tokens[1] >= max(LEAST_TOKENS, GPU_FEW_TOKENS + 1) and not bucket.batch_invariant
+        many = bucket.tokens[1] > GPU_FEW_TOKENS and not bucket.batch_invariant
         compilers = call_compilers(context.backends)
         if not self.force and not (context.target.device == "cuda" and many and compilers):
             return

@@ -34,6 +34,7 @@ from ingot.passes.narrow_logits import NarrowLogits
 from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
 from ingot.passes.select_rows_early import SelectRowsEarly
+from ingot.passes.separate_rounding import SeparateRounding
 from ingot.passes.shard import Shard
 from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
@@ -67,7 +68,7 @@ PIPELINE = (
         # Rows must be selected before the pass that leaves linears of selected rows.
         (
             *(SplitAddRMSNorm(), ChooseLayouts(), ExpandLatents(), SelectRowsEarly(), DequantizeLinears()),
-            FuseAppendAttention(),
+            *(SeparateRounding(), FuseAppendAttention()),
         ),
         by_bucket=True,
     ),
@@ -100,6 +101,7 @@ OPTIONAL = frozenset(
         "expand-latents",
         "select-rows-early",
         "dequantize-linears",
+        "separate-rounding",
         "form-regions",
         "narrow-logits",
     }

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-
-# Ops that torch computes with cuBLAS on a GPU. TF32 stays off, which is torch's default.
-_OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear}
+from torch.nn.functional import ScalingType, scaled_mm
 
 
 def find_op(target: str) -> Callable[..., Any] | None:
@@ -15,3 +14,30 @@ def find_op(target: str) -> Callable[..., Any] | None:
     `target` is the op's printed name, such as "ingot.linear".
     """
     return _OPS.get(target)
+
+
+def _rounded_linear(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    format: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute the op `rounded_linear`, whose scales are those of rows, or of blocks of 128 columns.
+
+    Sums are kept in float32: cuBLAS's faster accumulation adds an error of its own, as large as the rounding to bf16.
+    """
+    if x_scales.shape[1] > 1:
+        # cuBLAS reads scales of x with the rows as the last axis.
+        recipe = (x_scales.t().contiguous().t(), ScalingType.BlockWise1x128, scales.t(), ScalingType.BlockWise128x128)
+    else:
+        columns = scales.reshape(1, -1).expand(1, len(weight)).contiguous()
+        recipe = (x_scales, ScalingType.RowWise, columns, ScalingType.RowWise)
+    return scaled_mm(x, weight.t(), *recipe, bias=bias, output_dtype=dtype)
+
+
+# Ops that torch computes with cuBLAS on a GPU. TF32 stays off, which is torch's default.
+_OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear, "ingot.rounded_linear": _rounded_linear}

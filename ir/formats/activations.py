@@ -38,6 +38,36 @@ class Activations:
         """Return whether the rounding of an element depends on all elements of its token."""
         return self.dynamic and not self.columns
 
+    @property
+    def separable(self) -> bool:
+        """Return whether a rounded number is an element times a float32 scale, so that both can be stored."""
+        return not self.outliers and self.factor == 1.0 and self.stored != self.dynamic
+
+    def elements(self, x: torch.Tensor, stored: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x [T, K], in float32 or float64, as elements [T, K] and scales f32 [T, groups], for a separable rule.
+
+        An element times its scale is the number that `rounded` returns. `stored` is as for `rounded`.
+        """
+        element = ELEMENTS[self.element]
+        blocks = x.unflatten(-1, (-1, self.columns or x.shape[-1]))
+        if not self.dynamic:
+            assert stored is not None
+            scale = stored.to(x.dtype).expand(*blocks.shape[:-1], 1)
+        else:
+            scale = self._scales(blocks, None)
+        numbers = torch.where(scale == 0, torch.zeros_like(blocks), element.nearest(blocks / scale))
+        return numbers.flatten(-2).to(element.storage), scale.squeeze(-1).float().contiguous()
+
+    def _scales(self, blocks: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
+        """Return the scale of each block, the last axis of `blocks`. Scales are relative to `outer`, if it is given."""
+        element = ELEMENTS[self.element]
+        # A block of zeros has no scale; the smallest normal number avoids a division by zero.
+        least = torch.finfo(torch.float32).tiny
+        most = blocks.abs().amax(-1, keepdim=True)
+        most = most.clamp(max=self.bound) if self.bound else most
+        scale = (most / element.high).clamp(min=least)
+        return round_scale(scale if outer is None else scale / outer, self.scales, element)
+
     def rounded(self, x: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
         """Return x [T, K], in float32 or float64, with each element rounded. NaN stays NaN.
 
@@ -51,12 +81,7 @@ class Activations:
         blocks = x.unflatten(-1, (-1, self.columns or x.shape[-1]))
         kept = blocks.abs() >= self.outliers if self.outliers else None
         inner = blocks if kept is None else blocks.masked_fill(kept, 0.0)
-        # A block of zeros has no scale; the smallest normal number avoids a division by zero.
-        least = torch.finfo(torch.float32).tiny
-        most = inner.abs().amax(-1, keepdim=True)
-        most = most.clamp(max=self.bound) if self.bound else most
-        scale = (most / element.high).clamp(min=least)
-        scale = round_scale(scale if outer is None else scale / outer, self.scales, element)
+        scale = self._scales(inner, outer)
         scale = (scale if outer is None else scale * outer) * self.factor
         found = torch.where(scale == 0, torch.zeros_like(inner), element.nearest(inner / scale) * scale)
         found = torch.where(inner.isnan(), inner, found)

@@ -31,6 +31,7 @@ from ingot.ir.ops.position_scale import scale_by_position
 from ingot.ir.ops.quant import dequantize, quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
+from ingot.ir.ops.rounded_linear import round_rows, rounded_linear
 from ingot.ir.ops.route import route, sparse_mixer
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.sparse_attention import sparse_attention
@@ -94,6 +95,8 @@ __all__ = [
     "reduce_scatter",
     "rms_norm",
     "rope",
+    "round_rows",
+    "rounded_linear",
     "route",
     "sample",
     "scale_by_position",

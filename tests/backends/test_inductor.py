@@ -199,6 +199,8 @@ def test_claims() -> None:
         "attention",
         "choose_positions",
         "dequantize",
+        "round_rows",
+        "rounded_linear",
         "paged_attention",
         "paged_choose_positions",
         "partial_attention",

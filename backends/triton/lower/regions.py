@@ -1,6 +1,7 @@
-"""Find and lower regions of the triton backend: a matmul fused with the ops before and after it.
+"""Find and lower regions of the triton backend: a matmul fused with the ops before and after it, or a rounding.
 
-Before it may come a norm. After it may come a gate, an activation, a residual add, or a cast.
+Before a matmul may come a norm. After it may come a gate, an activation, a residual add, or a cast. Before the rounding
+of rows (`round_rows`) comes a gate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from torch import fx
 from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear.matmul import schedule_linear
 from ingot.backends.triton.lower.linear.weight import stored_weight
+from ingot.backends.triton.lower.quant.round_rows import lower_rounding, rounding_group
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
@@ -45,17 +47,20 @@ class _Chain:
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the regions among the fusible calls `nodes`. A region is a matmul and the ops fused with it.
+    """Return the regions among the fusible calls `nodes`: matmuls and roundings, each with the ops fused with it.
 
-    Each region is a list of nodes in program order, slices of the matmul included. Only the result of its last node is
-    read outside the region, so the region can run in that node's place. A call in no region gets a kernel of its own.
+    Each region is a list of nodes in program order, slices of the matmul included. Only the results of its last op are
+    read outside the region, so the region can run in its place. A call in no region gets a kernel of its own.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
     for node in nodes:
-        if matmul_of(node) is None:
+        if is_call(node, ops.round_rows.overload):
+            members = rounding_group(node, free)
+        elif matmul_of(node) is not None:
+            members = _chain(node, free).members()
+        else:
             continue
-        members = _chain(node, free).members()
         if len(members) > 1:
             found.append(members)
             for member in members:
@@ -64,11 +69,14 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches of a region, a matmul with fused ops, to `schedule`, and return the result.
+    """Add the launches of a region, a matmul or a rounding with fused ops, to `schedule`, and return the results.
 
     `body` is the region's program. Raises Refused if `groups` cannot return such a region.
     """
     calls = list(body.calls())
+    values = {node: Value(tensor_type(node), input=place) for place, node in enumerate(body.placeholders())}
+    if any(is_call(node, ops.round_rows.overload) for node in calls):
+        return lower_rounding(calls, values, schedule)
     products = [node for node in calls if matmul_of(node) is not None]
     if len(products) != 1:
         raise Refused(f"a region with {len(products)} matmuls, where one is supported")
@@ -76,7 +84,6 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
     outputs = list(body.output_nodes().values())
     if set(chain.members()) != set(calls) or outputs != [chain.members()[-1]]:
         raise Refused(f"a region of {len(calls)} calls, where only {len(chain.members())} are fusible with the matmul")
-    values = {node: Value(tensor_type(node), input=place) for place, node in enumerate(body.placeholders())}
     return (schedule_linear(_linear(chain, values), schedule),)
 
 

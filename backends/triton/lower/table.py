@@ -10,12 +10,12 @@ from ingot.backends.triton.lower.call import Lowering
 from ingot.backends.triton.lower.experts import experts, route
 from ingot.backends.triton.lower.linear import head_linear, lora
 from ingot.backends.triton.lower.linear import matmul as linear
-from ingot.backends.triton.lower.quant import dequantize
+from ingot.backends.triton.lower.quant import dequantize, round_rows
 from ingot.backends.triton.lower.sampling import logprobs, penalties
 from ingot.backends.triton.lower.sampling import sample as sampling
 
 _MODULES = (
     *(attention, attention_latent_step, attention_step, dequantize, elementwise, experts, gate, head_linear, linear),
-    *(logprobs, lora, norm, penalties, pool, rope, route, sampling, sparsity, step, streams),
+    *(logprobs, lora, norm, penalties, pool, rope, round_rows, route, sampling, sparsity, step, streams),
 )
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

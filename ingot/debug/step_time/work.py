@@ -23,7 +23,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 KINDS = ("products", "attention", "norms", "sampling", "rest")
 _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
-    **dict.fromkeys((*_PRODUCTS, "dequantize", "head_linear", "experts"), "products"),
+    **dict.fromkeys((*_PRODUCTS, "dequantize", "head_linear", "experts", "rounded_linear"), "products"),
     **dict.fromkeys(
         (
             "append_attention",

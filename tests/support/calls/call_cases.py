@@ -15,6 +15,7 @@ from paged_steps import Heads, paged_step
 from ingot.ir.formats import PARTS, find_format, quantize
 from ingot.ir.ops import OPS
 from ingot.ir.ops.activations import ACTIVATIONS
+from ingot.ir.ops.rounded_linear import why_not_separate
 from ingot.ir.tables import make_table
 
 # Ops whose arguments have the same dtypes in every model.
@@ -173,6 +174,26 @@ def _dequantize(op: str, draw: Draw, g: torch.Generator) -> Calls:
             parts = quantize(torch.randn(n, k, generator=g) * k**-0.5, find_format(name))
             given = tuple(parts.get(part) for part in OPS[op].parameters.names[: OPS[op].parameters.positional])
             calls.append(OneCall(op, given, {"format": name, "dtype": draw(1).dtype}))
+    return calls
+
+
+def _rounding(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Rows, rounded for each format that kernels read and that rounds activations; and products of them."""
+    calls: Calls = []
+    stored = [one for one in _STORED if not why_not_separate(find_format(one[0]))]
+    for (name, n, k), tokens in zip(stored, itertools.cycle(_TOKENS), strict=False):
+        format = find_format(name)
+        assert format.activations is not None
+        columns = k // (format.activations.columns or 1) * (format.activations.columns or 1)
+        x = draw(tokens, columns)
+        if op == "round_rows":
+            calls.append(OneCall(op, (x,), {"format": name}))
+            continue
+        parts = quantize(torch.randn(n, columns, generator=g) * columns**-0.5, format)
+        rows = format.activations.elements(x.float(), None)
+        bias = (draw(n),) if n % 2 else ()
+        args = (*rows, parts["weight"], parts["scales"], *bias)
+        calls.append(OneCall(op, args, {"format": name, "dtype": x.dtype}))
     return calls
 
 
@@ -404,6 +425,8 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "head_linear": _head_linear,
     "quant_linear": _quant_linear,
     "dequantize": _dequantize,
+    "round_rows": _rounding,
+    "rounded_linear": _rounding,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "experts": _experts,
     **dict.fromkeys(("route", "sparse_mixer"), _routers),

@@ -58,6 +58,7 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
             Sample((int8["weight"], int8["scales"]), {"format": "int8", "dtype": dtype}),
             Sample((*int4.values(),), {"format": "int4_g32_asym", "dtype": dtype}),
         ],
+        "round_rows": [Sample((merged[:, 37:74],), {"format": "fp8"})],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),

@@ -1,10 +1,10 @@
-"""The kernel that prepares rows of x for a matmul with a quantized weight: it norms, rounds and reorders them."""
+"""The kernel that prepares rows for a matmul with a quantized weight: it norms, gates, rounds and reorders them."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear.parts import scaled
+from ingot.backends.triton.kernels.linear.parts import gated, scaled
 from ingot.backends.triton.kernels.quant.rounding import magnitude, nearest, scale_of
 
 
@@ -12,6 +12,7 @@ from ingot.backends.triton.kernels.quant.rounding import magnitude, nearest, sca
 def prepare_rows(
     x,
     gain,
+    up,
     stored,
     order,
     result,
@@ -19,11 +20,14 @@ def prepare_rows(
     rows,
     WIDTH: tl.constexpr,
     X_ROW: tl.constexpr,
+    UP_ROW: tl.constexpr,
     EPS: tl.constexpr,
     NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ROUNDED: tl.constexpr,
     CHUNK: tl.constexpr,
     TOKENS: tl.constexpr,
+    BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -31,8 +35,10 @@ def prepare_rows(
     it is given. The steps, in this order:
 
     - NORM: normed by an rms_norm with the weight `gain`, and rounded to the dtype of x
+    - ACTIVATION, with `up` [rows, WIDTH]: ACTIVATION(x) * up, rounded to the dtype of x
     - ROUNDED: divided by a scale and rounded to an element type, as the format of a weight says. `scales` receives the
-      scales f32 [groups, TOKENS], or f32 [groups, rows] if TOKENS is 0. A stored scale is read from `stored` f32[1].
+      scales f32 [groups, TOKENS], or f32 [groups, rows] if TOKENS is 0, or f32 [rows, groups] with BY_ROW. A stored
+      scale is read from `stored` f32[1], and written only with BY_ROW.
     - CHUNK: reordered, if not 0. Column 4 j + i of each CHUNK columns is written to place i * CHUNK / 4 + j, the order
       in which `quant_tile` reads four-bit elements.
 
@@ -55,8 +61,13 @@ def prepare_rows(
         inverse = tl.rsqrt(tl.sum(value * value) / WIDTH + EPS)
         value = scaled(value, inverse, weight, x.dtype.element_ty)
         value = value.to(x.dtype.element_ty).to(tl.float32)
+    if up is not None:
+        factor = tl.load(up + row * UP_ROW + given, mask=inside, other=0.0).to(tl.float32)
+        value = gated(value, factor, ACTIVATION).to(x.dtype.element_ty).to(tl.float32)
     if ROUNDED.element != "none":
         if ROUNDED.stored:
+            if BY_ROW:
+                tl.store(scales + row, scale)
             value = nearest(tl.div_rn(value, scale + value * 0.0), ROUNDED)
         else:
             COLUMNS: tl.constexpr = ROUNDED.columns if ROUNDED.columns > 0 else BLOCK
@@ -69,7 +80,10 @@ def prepare_rows(
             value = tl.reshape(nearest(groups, ROUNDED), (BLOCK,))
             ALL: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
             nth = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-            tl.store(scales + nth * (TOKENS if TOKENS > 0 else rows) + row, scale, mask=nth < ALL)
+            if BY_ROW:
+                tl.store(scales + row * ALL + nth, scale, mask=nth < ALL)
+            else:
+                tl.store(scales + nth * (TOKENS if TOKENS > 0 else rows) + row, scale, mask=nth < ALL)
     place = column
     if CHUNK > 0:
         place = column // CHUNK * CHUNK + column % 4 * (CHUNK // 4) + column % CHUNK // 4

@@ -10,7 +10,7 @@ from ingot.backends.triton.lower.linear.call import static_size
 from ingot.backends.triton.lower.linear.weight import Weight
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
-from ingot.ir.formats import ELEMENTS, Activations, Format
+from ingot.ir.formats import ELEMENTS, Format
 from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.types import DTYPE_NAMES
 
@@ -62,7 +62,7 @@ def form_of(weight: Weight, dtype: torch.dtype, sm: int) -> StoredForm:
         raise Refused(f"format {format.name}: {_CONVERTED} needs {FEATURES['fp8'].needs}")
     _check_dense(weight)
     level, element = format.levels[0], ELEMENTS[format.element]
-    rounded = _rounded(format.activations)
+    rounded = rounding_of(format)
     x_columns = rounded.columns
     four = element.bits == 4
     block = _COLUMNS_F32 if dtype is torch.float32 and not four else _COLUMNS
@@ -120,14 +120,7 @@ def _check(format: Format) -> None:
         raise Refused(f"format {name}: no kernel that rotates the input or the result")
     if format.packing != ("low_first" if ELEMENTS[format.element].bits == 4 else "plain"):
         raise Refused(f"format {name}: no kernel for the packing '{format.packing}'")
-    if rule is not None and (
-        rule.element not in _ROUNDED
-        or rule.scales not in (torch.float32, _POWERS)
-        or rule.outliers
-        or rule.factor != 1.0
-        or (rule.stored and rule.dynamic)
-    ):
-        raise Refused(f"format {name}: no kernel that rounds activations so")
+    rounding_of(format)
 
 
 def _check_dense(weight: Weight) -> None:
@@ -137,9 +130,13 @@ def _check_dense(weight: Weight) -> None:
             raise Refused(f"a part of a quantized weight that is not dense: {value.type}")
 
 
-def _rounded(rule: Activations | None) -> Rounded:
+def rounding_of(format: Format) -> Rounded:
+    """Return how kernels round activations for a format. Raises Refused if they do not round so."""
+    rule = format.activations
     if rule is None:
         return Rounded()
+    if rule.element not in _ROUNDED or rule.scales not in (torch.float32, _POWERS) or not rule.separable:
+        raise Refused(f"format {format.name}: no kernel that rounds activations so")
     high = ELEMENTS[rule.element].high
     exponent = math.frexp(high)[1] - 1 if rule.scales is _POWERS else -1
     return Rounded(rule.element, rule.columns, not rule.dynamic, high, rule.bound, exponent)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from ingot.backends.triton.kernels.quant.constants import Rounded
 from ingot.backends.triton.kernels.quant.prepare_rows import prepare_rows
 from ingot.backends.triton.launches import Expr, times
 from ingot.backends.triton.lower.linear.call import Norm
@@ -33,8 +34,8 @@ KERNEL_DTYPES = {
 class GivenRows:
     """The rows of x [rows, depth] that a matmul multiplies, and what precedes it.
 
-    `norm` is a fused norm. `stored` is the stored scale of x, f32[1]. `order` i32[depth] lists the column of x for each
-    column of the weight. Each may be None.
+    `norm` is a fused norm. `up` [rows, depth] is what a gate multiplies, after its `activation` of x. `stored` is the
+    stored scale of x, f32[1]. `order` i32[depth] lists the column of x for each column of the weight. Each may be None.
     """
 
     x: Value
@@ -43,6 +44,8 @@ class GivenRows:
     norm: Norm | None = None
     stored: Value | None = None
     order: Value | None = None
+    up: Value | None = None
+    activation: str = ""
 
 
 def needs_preparing(form: StoredForm) -> bool:
@@ -58,44 +61,79 @@ def prepared_rows(
     The matmul kernel is compiled for `tokens` rows; None: any number. `here` is 1 for the steps that need it, else 0.
     Raises Refused if rows are too long for their norm or scale.
     """
-    x, norm, rounded, rows, depth = given.x, given.norm, form.rounded, given.rows, given.depth
-    if norm is None and given.order is None and not needs_preparing(form):
-        return x, None
-    whole = norm is not None or (rounded.element != "none" and not rounded.stored and not rounded.columns)
-    if whole and depth > _MOST_PREPARED:
-        raise Refused(f"a norm or scale over {depth} elements, more than {_MOST_PREPARED}")
-    block = power_of_two(depth) if whole else min(_BLOCK, power_of_two(depth))
-    block = max(block, rounded.columns)
+    rounded, rows, depth = form.rounded, given.rows, given.depth
+    if given.norm is None and given.order is None and not needs_preparing(form):
+        return given.x, None
+    block = _columns_of_block(given, rounded)
     result = schedule.scratch(form.codes, (rows, depth))
     scales = None
     if rounded.element != "none" and not rounded.stored:
         scales = schedule.scratch(
             torch.float32, (-(-depth // (rounded.columns or depth)), rows if tokens is None else tokens)
         )
+    _launch(given, rounded, schedule, result, scales, block, here, chunk=form.elements.chunk, tokens=tokens or 0)
+    return result, scales if given.stored is None else given.stored
+
+
+def round_into(given: GivenRows, rounded: Rounded, schedule: Schedule, result: Value, scales: Value) -> None:
+    """Add the launch that writes rounded rows to `result` [rows, depth], and scales to `scales` f32[rows, groups].
+
+    Raises Refused if rows are too long for their scale.
+    """
+    _launch(given, rounded, schedule, result, scales, _columns_of_block(given, rounded), by_row=True)
+
+
+def _columns_of_block(given: GivenRows, rounded: Rounded) -> int:
+    """Return the columns of a program. Raises Refused if rows are too long for their norm or scale."""
+    depth = given.depth
+    whole = given.norm is not None or (rounded.element != "none" and not rounded.stored and not rounded.columns)
+    if whole and depth > _MOST_PREPARED:
+        raise Refused(f"a norm or scale over {depth} elements, more than {_MOST_PREPARED}")
+    block = power_of_two(depth) if whole else min(_BLOCK, power_of_two(depth))
+    return max(block, rounded.columns)
+
+
+def _launch(
+    given: GivenRows,
+    rounded: Rounded,
+    schedule: Schedule,
+    result: Value,
+    scales: Value | None,
+    block: int,
+    here: Expr = 1,
+    *,
+    chunk: int = 0,
+    tokens: int = 0,
+    by_row: bool = False,
+) -> None:
+    norm, x, up = given.norm, given.x, given.up
     schedule.launch(
         prepare_rows,
-        (times(here, rows), -(-depth // block)),
+        (times(here, given.rows), -(-given.depth // block)),
         {
             "x": x,
             "gain": norm.weight if norm else None,
+            "up": up,
             "stored": given.stored,
             "order": given.order,
             "result": result,
             "scales": scales,
-            "rows": rows,
+            "rows": given.rows,
         },
         {
-            "WIDTH": depth,
+            "WIDTH": given.depth,
             "X_ROW": x.strides[0],
+            "UP_ROW": up.strides[0] if up else 0,
             "EPS": norm.eps if norm else 0.0,
             "NORM": norm is not None,
+            "ACTIVATION": given.activation,
             "ROUNDED": rounded,
-            "CHUNK": form.elements.chunk,
-            "TOKENS": tokens or 0,
+            "CHUNK": chunk,
+            "TOKENS": tokens,
+            "BY_ROW": by_row,
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
         warps=min(_MOST_WARPS, max(1, block // PER_WARP)),
         dependent=schedule.dependent,
     )
-    return result, scales if given.stored is None else given.stored
