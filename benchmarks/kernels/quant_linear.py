@@ -8,6 +8,7 @@ calls over random weights, different ones for each call: two GB of them, or 128 
 result is compared with the op's reference in float32. Bytes are those of the weight with its scales and zero points.
 
 With --sweep, each matmul of up to 64 tokens is timed with several tile sizes first. The best ones are printed and used.
+For one token, sweep_one_token.py does so with kernels that several processes compile.
 With --one-token tile, a matmul of one token is computed by the kernel for several.
 """
 
@@ -24,6 +25,7 @@ from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from linear_products import Decoder
+from one_token_tiles import one_token_tiles
 
 from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear.matmul import schedule_linear
@@ -87,8 +89,8 @@ def cases(decoder: Decoder, formats: Sequence[str], tokens: Sequence[int], by_ti
                 yield Case(part, step, find_format(name), problem, by_tile and step == 1)
 
 
-def launcher(machine: Machine, case: Case, tiles: _Tiles | None = None) -> Launcher:
-    """Return a function that launches a matmul on given inputs, with these tile sizes or those of a compile.
+def schedule_of(machine: Machine, case: Case, tiles: _Tiles | None = None) -> tuple[Schedule, Value]:
+    """Return the launches of a matmul with these tile sizes or those of a compile, and its result.
 
     A matmul of one token has the kernel for several if its case says so.
     """
@@ -112,7 +114,12 @@ def launcher(machine: Machine, case: Case, tiles: _Tiles | None = None) -> Launc
         fields = linear.problem(1 if one else max(16, padded)).fields()
         choice = Choice(kernel=QUANT_MATVEC if one else LINEAR, problem=fields, tiles=asdict(tiles), source="measured")
         schedule.given = {choice.key: choice}
-    return Launcher(schedule, schedule_linear(linear, schedule), {"T": case.tokens})
+    return schedule, schedule_linear(linear, schedule)
+
+
+def launcher(machine: Machine, case: Case, tiles: _Tiles | None = None) -> Launcher:
+    """Return a function that launches a matmul on given inputs (`schedule_of`)."""
+    return Launcher(*schedule_of(machine, case, tiles), {"T": case.tokens})
 
 
 def inputs_of(case: Case, generator: torch.Generator) -> Inputs:
@@ -179,12 +186,10 @@ def cublas(case: Case) -> Recorded:
 
 def candidates(machine: Machine, case: Case) -> tuple[_Tiles, list[_Tiles]]:
     """Return the tile sizes of a compile, and those to search."""
-    (choice,) = launcher(machine, case).schedule.choices
+    (choice,) = schedule_of(machine, case)[0].choices
     if choice.kernel == QUANT_MATVEC:
         one = QuantMatvecTiles(**choice.tiles)
-        thread = one.block_k // one.warps
-        sizes = itertools.product((4, 8, 16, 32), (2, 4, 8), (4, 8, 16))
-        return one, [QuantMatvecTiles(rows, thread * warps, warps, held) for rows, warps, held in sizes]
+        return one, one_token_tiles(one, case.problem.product(), case.format)
     base, found = Tiles(**choice.tiles), []
     # With 64 rows and 4 warps a tile is one instruction of Hopper for four warps, which wait for it together. Smaller
     # ones are instructions of single warps.

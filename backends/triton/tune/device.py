@@ -11,7 +11,7 @@ import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
+from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.triton.launches import WARP, evaluate
@@ -37,7 +37,7 @@ class Machine:
     dependent: bool = True
 
 
-def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
+def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> list[CompiledKernel]:
     """Compile the kernels of a schedule (kernel launches) into Triton's cache on disk, without using the GPU.
 
     `sizes` maps dims, such as "T", to sizes. Triton's cache key depends on a kernel's arguments, so this function
@@ -45,6 +45,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
     """
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
+    compiled = []
     for launch in schedule.launches:
         arguments = {name: _stand_in(value, sizes) for name, value in launch.arguments.items()}
         given = {**arguments, **launch.constants, **launch.options}
@@ -56,7 +57,8 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
             backend, given, bound, specialization, options
         )
         source = ASTSource(launch.kernel, signature, constants, attributes)
-        triton.compile(source, target=target, options=options.__dict__)
+        compiled.append(triton.compile(source, target=target, options=options.__dict__))
+    return compiled
 
 
 def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:

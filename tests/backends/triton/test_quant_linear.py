@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from quant_calls import check, drawn
 from triton_schedules import TESTED, run_lowering, some
 
 from ingot.backends.triton.lower.linear.matmul import LOWERINGS
 from ingot.backends.triton.lower.quant import matvec
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.ir import ops
-from ingot.ir.formats import PARTS, Format, find_format, named, quantize
-from ingot.ir.numerics.tolerances import compare
+from ingot.ir.formats import find_format
 
-BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 512))
 WEIGHT_ONLY = ("int8", "int8_tensor", "int8_g64", "int8_g128", "f8e4m3/*x*:f32", "f8e4m3/1x*:f32", "f8e4m3/128x128:f32")
 FOUR_BITS = (
     *("int4_g32", "int4_g64", "int4_g128", "int4_g32_asym", "int4_g128_asym"),
@@ -31,49 +30,6 @@ ROUNDED = (
     *("mxfp8", "f8e4m3/1x*:f32/x=f8e4m3:64:f8e8m0", "i4/1x128:f32/low_first/x=i8:128", "i4/1x*:f32/low_first/x=i8:*"),
     *("f8e4m3/*x*:f32/x=f8e4m3:static", "f8e4m3/1x*:f32/x=f8e4m3:*:bound1.5", "i4/1x128:f32/low_first/x=f8e4m3:*"),
 )
-
-
-def drawn(
-    format: Format, rows: int, n: int, k: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """x [rows, k], and the parts of a weight [n, k] in `format`."""
-    generator = torch.Generator().manual_seed(rows + n + k)
-    x = torch.randn(rows, k, generator=generator).to(dtype)
-    static = "input_scale" in format.parts
-    bare = named(replace(format, activations=None if static else format.activations, ordered=False))
-    parts = quantize(torch.randn(n, k, generator=generator) * k**-0.5, bare)
-    if "input_scale" in format.parts:
-        parts["input_scale"] = torch.full((1,), 1 / 128)
-    if format.ordered:
-        parts["order"] = torch.randperm(k, generator=generator).to(torch.int32)
-    return x, parts
-
-
-def check(
-    name: str,
-    rows: int,
-    n: int,
-    k: int,
-    dtype: torch.dtype,
-    bias: bool = False,
-    x: torch.Tensor | None = None,
-    cores: int = 132,
-) -> None:
-    format = find_format(name)
-    random, parts = drawn(format, rows, n, k, dtype)
-    x = random if x is None else x
-    weight, scales, zeros, *others = (parts.get(part) for part in PARTS)
-    added = torch.linspace(-1, 1, n).to(dtype) if bias else None
-    args: list[Any] = [x, weight, scales, zeros, added, *others]
-    tokens = next(bounds for bounds in BUCKETS if rows <= bounds[1])
-    kwargs = {"format": name}
-    dims = {"T": rows}
-    lowering = LOWERINGS["quant_linear"]
-    (found,) = run_lowering(ops.quant_linear, lowering, args, kwargs, tokens=tokens, dims=dims, cores=cores)
-    # In float32, so that activations round as in the op.
-    exact = [x.float(), weight, scales, zeros, None if added is None else added.float(), *others]
-    expected = ops.quant_linear.reference(*exact, **kwargs)
-    assert (problem := compare(found, expected, dtype)) is None, f"{name}: {problem}"
 
 
 @pytest.mark.parametrize("dtype", TESTED)

@@ -1,8 +1,9 @@
-"""The matmul kernel for one token and a quantized weight, without tensor cores.
+"""The matmul kernel for one token and a quantized weight.
 
 As in `linear_matvec`, a program multiplies rows of the weight with a row of x, and its loads of the weight never pause.
 Elements take few instructions (`quant_words`). A program prepares x itself, in registers: it norms and rounds x, and
-takes as many rows of the weight as make that cheap.
+takes as many rows of the weight as make that cheap. Lanes multiply, or tensor cores if weight and x are f8e4m3
+(`quant.cores`).
 """
 
 import triton
@@ -10,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear.parts import gated
+from ingot.backends.triton.kernels.quant.cores import codes_of_row, diagonal, pair_added
 from ingot.backends.triton.kernels.quant.elements import outer_scales, scale_value
 from ingot.backends.triton.kernels.quant.row import centered, halves, limbs_for, of_row, prepared
 from ingot.backends.triton.kernels.quant.words import bytes_of_fours, dot_bytes, dot_f8e4m3
@@ -44,6 +46,8 @@ def quant_matvec(
     PROGRAMS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HELD: tl.constexpr,
+    FETCHED: tl.constexpr,
+    CORES: tl.constexpr,
     ELEMENTS: tl.constexpr,
     ROUNDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -53,7 +57,10 @@ def quant_matvec(
     Grid: PROGRAMS, rows. A program computes groups of ROWS columns of y: group `program_id(0)` and each PROGRAMS-th
     after it. For each block of BLOCK_K columns of the weight, it multiplies one row of the weight after the other, of
     gate and up by turns with a gate. It prepares x once if a row is one block, else for each block. HELD rows are in
-    registers before they are needed; the first ones are loaded before the previous kernel has ended.
+    registers before they are needed; the first ones are loaded before the previous kernel has ended. So are FETCHED
+    more rows, into the L2 cache.
+
+    With CORES, tensor cores multiply two rows at once. A row is then one block, and each thread has chunks of its own.
 
     ELEMENTS and ROUNDED describe the weight and the rounding of x (`quant_constants`), whose stored scale is `stored`
     f32[1]. `order` i32[K] lists the column of x for each column of the weight, or is None. The other parameters are
@@ -77,16 +84,22 @@ def quant_matvec(
             ),
         )  # fmt: skip
     if DEPENDENT:
+        if FETCHED > 0:
+            _fetch_rows(weight, group, N, K, FIRST, UP, GATED, PARTS, ROWS, PROGRAMS, BLOCK_K, HELD, FETCHED, PER_WORD)
         if NORM:
             _fetch(gain, K)
         gdc_wait()
     row = tl.program_id(1)
     source = x + row * X_STRIDE
-    inverse, x_scale = of_row(source, gain, stored, K, EPS, NORM, BLOCK_K, ROUNDED)
-    if BLOCKS == 1:
-        ready = prepared(
-            source, gain, order, inverse, x_scale, 0, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
-        )  # fmt: skip
+    if CORES:
+        tl.static_assert(BLOCKS == 1 and PARTS % 2 == 0 and HELD % 2 == 0)
+        ready, x_scale = codes_of_row(source, gain, stored, order, K, EPS, NORM, CHUNKS, ELEMENTS, ROUNDED)
+    else:
+        inverse, x_scale = of_row(source, gain, stored, K, EPS, NORM, BLOCK_K, ROUNDED)
+        if BLOCKS == 1:
+            ready = prepared(
+                source, gain, order, inverse, x_scale, 0, K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED
+            )  # fmt: skip
     for group in range(tl.program_id(0), (N + ROWS - 1) // ROWS, PROGRAMS):
         # The operands of the end are loaded here, so that nothing waits for memory there.
         n = group * ROWS + tl.arange(0, ROWS)
@@ -98,16 +111,27 @@ def quant_matvec(
         rest = 0.0
         if RESIDUAL:
             rest = tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
-        sums = (tl.zeros((CHUNKS,), tl.float32),) * PARTS
+        sums = (tl.zeros((CHUNKS,), tl.float32),) * (2 * PARTS if CORES else PARTS)
         for block in range(BLOCKS):
             if BLOCKS > 1:
                 ready = prepared(
                     source, gain, order, inverse, x_scale, block * BLOCK_K,
                     K, NORM, CHUNKS, PER_WORD, ELEMENTS, ROUNDED,
                 )  # fmt: skip
+            previous = held[0]
             for part in tl.static_range(PARTS):
-                added = block_added(sums[part], held[0], ready, CHUNKS, X_BITS, ELEMENTS, ROUNDED)
-                sums = sums[:part] + (added,) + sums[part + 1 :]
+                if CORES:
+                    if part % 2 == 1:
+                        pair = two_rows_added(
+                            (sums[2 * part - 2], sums[2 * part - 1], sums[2 * part], sums[2 * part + 1]),
+                            previous, held[0], ready, x_scale, CHUNKS, ELEMENTS, ROUNDED,
+                        )  # fmt: skip
+                        sums = sums[: 2 * part - 2] + pair + sums[2 * part + 2 :]
+                    else:
+                        previous = held[0]
+                else:
+                    added = block_added(sums[part], held[0], ready, CHUNKS, X_BITS, ELEMENTS, ROUNDED)
+                    sums = sums[:part] + (added,) + sums[part + 1 :]
                 ahead, start = _place_ahead(
                     group, 0 if BLOCKS == 1 else block, part + HELD, N, K, PARTS, ROWS, PROGRAMS, BLOCK_K
                 )  # fmt: skip
@@ -117,12 +141,18 @@ def quant_matvec(
                         K, CHUNKS, PER_WORD, ELEMENTS,
                     ),
                 )  # fmt: skip
+        if CORES:
+            own = ()
+            for part in tl.static_range(PARTS):
+                own = own + (diagonal(sums[2 * part], sums[2 * part + 1], ELEMENTS.assembly),)
+            sums = own
         # Sums of all rows are added between threads at once.
         gates, ups = (), ()
         for nth in tl.static_range(ROWS):
             gates = gates + (sums[2 * nth if GATED else nth],)
             ups = ups + (sums[2 * nth + 1 if GATED else nth],)
-        if ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3" and ROUNDED.columns == 0:
+        CODES: tl.constexpr = CORES or (ROUNDED.element == "i8" and ELEMENTS.element != "f8e4m3")
+        if CODES and ROUNDED.columns == 0:
             row_scale, up_scale = row_scale * x_scale, up_scale * x_scale
         result = totals(gates, ROWS) * row_scale
         if BIAS:
@@ -259,6 +289,34 @@ def block_added(
 
 
 @triton.jit
+def two_rows_added(
+    sums, left, right, codes, x_scale, CHUNKS: tl.constexpr, ELEMENTS: tl.constexpr, ROUNDED: tl.constexpr
+):
+    """Return the four tensors `sums` [CHUNKS] plus the codes of x times the chunks of two rows (`row_block`).
+
+    See `pair_added`. The four chunks that a warp adds up have one scale.
+    """
+    if ELEMENTS.scale_columns == 0 and ROUNDED.columns == 0:
+        return pair_added(sums, left[0], right[0], codes, ELEMENTS.assembly)
+    else:
+        nothing = (tl.zeros((CHUNKS,), tl.float32),) * 4
+        found = pair_added(nothing, left[0], right[0], codes, ELEMENTS.assembly)
+        factor, other = tl.full((CHUNKS,), 1.0, tl.float32), tl.full((CHUNKS,), 1.0, tl.float32)
+        if ELEMENTS.scale_columns > 0:
+            factor *= scale_value(left[1], ELEMENTS)
+            other *= scale_value(right[1], ELEMENTS)
+        if ROUNDED.columns > 0:
+            factor *= x_scale
+            other *= x_scale
+        return (
+            sums[0] + found[0] * factor,
+            sums[1] + found[1] * factor,
+            sums[2] + found[2] * other,
+            sums[3] + found[3] * other,
+        )
+
+
+@triton.jit
 def _integers(
     words,
     numbers,
@@ -325,14 +383,61 @@ def scales_of_rows(scales, outer, bias, rows, BIAS: tl.constexpr, ELEMENTS: tl.c
 
 
 @triton.jit
+def _fetch_rows(
+    weight,
+    group,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    GATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HELD: tl.constexpr,
+    FETCHED: tl.constexpr,
+    PER_WORD: tl.constexpr,
+):
+    """Prefetch the FETCHED blocks of rows after the first HELD ones of a program into the L2 cache.
+
+    FETCHED is a power of two. It does not wait for the data. It prefetches nothing past the program's last row.
+    """
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    LINE: tl.constexpr = 32 * PER_WORD  # columns in 128 bytes
+    LINES: tl.constexpr = _lines(BLOCK_K, LINE)
+    each = tl.arange(0, FETCHED * LINES)
+    nth = HELD + each // LINES
+    ahead = nth // PARTS
+    first = (group + ahead // BLOCKS * PROGRAMS) * ROWS
+    row = first + nth % PARTS // (PARTS // ROWS)
+    column = ahead % BLOCKS * BLOCK_K + each % LINES * LINE
+    inside = (row < N) & (column < K)
+    if GATED:
+        row += tl.where(nth % 2 == 1, UP, FIRST)
+    else:
+        row += FIRST
+    # Without a line of its own, a thread prefetches one that the program has loaded.
+    row = tl.where(inside, row, tl.minimum(group * ROWS, N - 1) + FIRST)
+    place = row.to(tl.int64) * (K // PER_WORD) + tl.where(inside, column // PER_WORD, 0)
+    _prefetch((weight.to(tl.pointer_type(tl.int32)) + place).to(tl.int64))
+
+
+@triton.jit
 def _fetch(vector, SIZE: tl.constexpr):
     """Prefetch a vector of SIZE elements into the L2 cache. It does not wait for the data."""
     LINE: tl.constexpr = 1024 // vector.dtype.element_ty.primitive_bitwidth
     element = tl.minimum(tl.arange(0, _lines(SIZE, LINE)) * LINE, SIZE - 1)
+    _prefetch((vector + element).to(tl.int64))
+
+
+@triton.jit
+def _prefetch(address):
+    """Prefetch the lines of the addresses `address` (i64) into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0",
         "=r,l",
-        [(vector + element).to(tl.int64)],
+        [address],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

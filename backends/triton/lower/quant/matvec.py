@@ -1,4 +1,4 @@
-"""Lowering of a matmul of one token with a quantized weight: one launch, without tensor cores."""
+"""Lowering of a matmul of one token with a quantized weight: one launch."""
 
 from dataclasses import replace
 
@@ -8,7 +8,14 @@ from ingot.backends.triton.kernels.quant.constants import Elements
 from ingot.backends.triton.kernels.quant.matvec import quant_matvec
 from ingot.backends.triton.lower.linear.call import Linear
 from ingot.backends.triton.lower.quant.form import StoredForm
-from ingot.backends.triton.lower.quant.tiles import QUANT_MATVEC, QuantMatvecTiles, chunk_of, matvec_tiles
+from ingot.backends.triton.lower.quant.tiles import (
+    QUANT_MATVEC,
+    QuantMatvecTiles,
+    chunk_of,
+    cores_fit,
+    matvec_tiles,
+)
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.machine.gpus import FEATURES
 
@@ -43,6 +50,8 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
         QuantMatvecTiles,
         lambda: (matvec_tiles(problem.product(), form, schedule.cores), "heuristic"),
     )
+    if chosen.cores and not cores_fit(problem.product(), form, chosen):
+        raise Refused(f"tensor cores cannot multiply one token with the tile sizes {chosen}")
     weight, gate, norm = linear.weight, linear.gate, linear.norm
     result = schedule.output(linear.result)
     groups = -(-linear.columns // chosen.rows)
@@ -80,12 +89,14 @@ def launch_matvec(linear: Linear, form: StoredForm, schedule: Schedule) -> Value
             "PROGRAMS": programs,
             "BLOCK_K": max(chunk_of(form), chosen.block_k),
             "HELD": chosen.held,
+            "FETCHED": chosen.fetched,
+            "CORES": chosen.cores > 0,
             "ELEMENTS": one_token_elements(form, linear.x.type.dtype, schedule.sm),
             "ROUNDED": form.rounded,
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,
-        registers=registers_of(chosen.programs, chosen.warps),
+        registers=chosen.registers or registers_of(chosen.programs, chosen.warps),
         dependent=schedule.dependent,
     )
     return result

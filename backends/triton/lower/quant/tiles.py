@@ -61,6 +61,10 @@ class QuantMatvecTiles:
     A program computes groups of `rows` results, from blocks of `block_k` columns of the weight. Of `held` rows, a block
     is in registers before it is needed. Each multiprocessor runs up to `programs` programs at once, and there are no
     more of them; 0: each group has a program.
+
+    A program prefetches `fetched` more rows, a power of two or 0, before it waits for the previous kernel. With `cores`
+    1, tensor cores multiply, if `cores_fit`. A thread has at most `registers` registers; 0: as many as let `programs`
+    programs run at once.
     """
 
     rows: int
@@ -68,6 +72,26 @@ class QuantMatvecTiles:
     warps: int
     held: int
     programs: int = 0
+    fetched: int = 0
+    cores: int = 0
+    registers: int = 0
+
+
+def cores_fit(product: Product, form: StoredForm, tiles: QuantMatvecTiles) -> bool:
+    """Return whether tensor cores can multiply one token by an f8e4m3 weight, with tiles of these sizes.
+
+    Both have codes that are exact in f16. A row is one block, each thread has a chunk, and rows are pairs. Four chunks
+    that a warp adds up have one scale.
+    """
+    columns, threads = form.elements.scale_columns, 32 * tiles.warps
+    return (
+        form.elements.element == form.rounded.element == "f8e4m3"
+        and product.depth <= tiles.block_k
+        and tiles.block_k >= threads * chunk_of(form)
+        and tiles.held % 2 == 0
+        and (product.gated or tiles.rows % 2 == 0)
+        and all(width % (4 * chunk_of(form)) == 0 for width in (columns, form.rounded.columns))
+    )
 
 
 def matvec_tiles(product: Product, form: StoredForm, cores: int) -> QuantMatvecTiles:
