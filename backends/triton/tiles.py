@@ -15,7 +15,7 @@ from ingot.ir.errors import OptionError
 # The sizes of Triton's tiles are powers of two, and so is the number of warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps", "rows"}
-_MAY_BE_ZERO = frozenset({"lines", "ahead", "early", "programs"})
+_MAY_BE_ZERO = frozenset({"lines", "ahead", "early", "programs", "fetched", "cores", "registers"})
 # The least size of an axis of an operand of `tl.dot`.
 _LEAST_TILE = 16
 # A block has at most 1024 threads (CUDA C++ programming guide, technical specifications). A tile of more elements would
@@ -29,6 +29,8 @@ _MOST = {
     "stages": 16,
     "rows": 64,
     "held": 64,
+    "cores": 1,
+    "registers": 255,
 }
 _MOST_ELEMENTS = 1 << 17
 # The class that an entry of the tuning log describes, by kernel, and the same in words.

@@ -40,6 +40,9 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
     table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
     counts = ints(2, 0, 1)
     int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32_asym")))
+    fp8, rule = quantize(rand(53, 37), FORMATS["fp8"]), FORMATS["fp8"].activations
+    assert rule is not None
+    eight_bits = rule.elements(rand(11, 37).float(), None)
     factors = torch.randn(11, 5, generator=generator(98)).to(torch.promote_types(dtype, F32))[:, 1:4]
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     logits = torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32))
@@ -59,6 +62,9 @@ def _all_samples(dtype: torch.dtype) -> dict[str, list[Sample]]:
             Sample((*int4.values(),), {"format": "int4_g32_asym", "dtype": dtype}),
         ],
         "round_rows": [Sample((merged[:, 37:74],), {"format": "fp8"})],
+        "rounded_linear": [
+            Sample((*eight_bits, fp8["weight"], fp8["scales"], rand(53)), {"format": "fp8", "dtype": dtype}),
+        ],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),
