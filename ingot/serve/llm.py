@@ -4,6 +4,7 @@ Importing this module imports neither torch nor the engine. An `LLM` imports bot
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.ir.artifact.manifest_file import device_of, is_artifact
 from ingot.ir.errors import InternalError, RequestError
 from ingot.runtime.cuda.early_context import begin_context
-from ingot.runtime.loading.phases import Phases, process_age
+from ingot.runtime.loading.phases import Phases, Span, process_age
 from ingot.runtime.params.sampling_params import SamplingParams
+from ingot.runtime.ranks.processes import begun_ranks
 from ingot.serve.default_params import default_sampling_params
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
@@ -114,24 +116,26 @@ class LLM:
         sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         path = find_artifact(model, with_mesh(model, {**compile_options, **sizes}))
         phases = Phases()
-        context = begin_context(phases) if device_of(path) == "cuda" else None
-        try:
-            with phases.phase("engine"):
-                from ingot.runtime.loading.loader import load_artifact
-                from ingot.serve.set_up import make_engine
-        finally:
-            if context is not None:
-                context.imported()
-        self._loaded = load_artifact(
-            path,
-            num_pages=num_kv_pages,
-            memory=memory,
-            capture=cuda_graphs,
-            keep_states=enable_prefix_caching is not False,
-            phases=phases,
-            early=context,
-            all_ranks=True,
-        )
+        with begun_ranks(path) as processes:
+            context = begin_context(phases) if device_of(path) == "cuda" else None
+            try:
+                with phases.phase("engine"):
+                    from ingot.runtime.loading.loader import load_artifact
+                    from ingot.serve.set_up import make_engine
+            finally:
+                if context is not None:
+                    context.imported()
+            self._loaded = load_artifact(
+                path,
+                num_pages=num_kv_pages,
+                memory=memory,
+                capture=cuda_graphs,
+                keep_states=enable_prefix_caching is not False,
+                phases=phases,
+                early=context,
+                all_ranks=True,
+                processes=processes,
+            )
         self._engine = make_engine(
             self._loaded,
             max_model_len=max_model_len,
@@ -147,6 +151,7 @@ class LLM:
             max_cpu_loras=max_cpu_loras,
         )
         self._start = {"import": before, "ready": process_age()}
+        self._process_start = time.monotonic() - (process_age() or 0.0)
         self._ids = itertools.count()
         # By id of an unfinished request: outputs that `_drain` has not yielded yet. Requests of one call share a list.
         self._waiting: dict[str, list[Any]] = {}
@@ -163,14 +168,31 @@ class LLM:
 
         Each CUDA graph captured so far also has an entry. "graph 8" is for decode steps of 8 sequences. "graph 8
         shared" is for such steps with cascade attention. "graph 512/64" is for prompt steps of 512 tokens and 64
-        sequences.
+        sequences. On a mesh, "rank 1 weights" is the phase "weights" of rank 1.
         """
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
+        for rank, spans in self._loaded.rank_spans.items():
+            for one in spans:
+                name = f"rank {rank} {one.name}"
+                found[name] = (found.get(name) or 0.0) + one.end - one.begin
         captured = self._loaded.executor.captured
         found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}
         found |= {f"graph {rows} shared": seconds for rows, seconds in captured.shared.items()}
         found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in captured.prompts.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    @property
+    def timeline(self) -> Mapping[int, Sequence[Span]]:
+        """Return when each phase of the start ran, by the index of the rank: 0 without a mesh.
+
+        Times are seconds since this process started. `timings` describes the phases.
+        """
+        each = {0: self._loaded.phases.spans, **self._loaded.rank_spans}
+        begin = self._process_start
+        return {
+            rank: tuple(Span(one.name, one.begin - begin, one.end - begin) for one in spans)
+            for rank, spans in each.items()
+        }
 
     def idle(self) -> bool:
         """Do one piece of background work that makes later steps faster, such as capturing a CUDA graph.

@@ -38,23 +38,6 @@ def reaches(first: int, second: int) -> bool:
     return bool(_number(driver, "cuDeviceCanAccessPeer", *places))
 
 
-class _NvmlMemory(ctypes.Structure):
-    """nvmlMemory_t in nvml.h, in bytes."""
-
-    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
-
-
-def free_memory(index: int) -> int | None:
-    """Return the bytes that are free on a visible GPU, without a context on it; None if NVML cannot say it."""
-    driver = _driver()
-    found = _NvmlMemory()
-    with _nvml(driver, _number(driver, "cuDeviceGet", index)) as opened:
-        if opened is None:
-            return None
-        nvml, handle = opened
-        return int(found.free) if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) == 0 else None
-
-
 def _driver() -> Any:
     """Load the driver and initialize it. Raises TargetError if there is none, or no torch that could use it."""
     try:

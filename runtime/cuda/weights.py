@@ -20,6 +20,7 @@ import torch
 from ingot.ir.artifact.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.load_context import Allocator, LoadContext
+from ingot.ir.mesh import world_size
 from ingot.runtime.loading.artifact import Artifact, FileChunk
 from ingot.runtime.loading.weights import Place, files_of, weight_places
 
@@ -40,7 +41,8 @@ class WeightCopy:
               shard of the rank is copied
     names     the weights that the rank needs, on a mesh; None: all
     verify    compare the digests of the copied bytes with the manifest
-    threads   number of threads that read, hash and copy; default: one per core that this process may use, at most 16
+    threads   number of threads that read, hash and copy; default: one per core that this process may use, at most 16.
+              The ranks of a mesh divide the cores
 
     Each file has one allocation, in which each weight starts at a multiple of 256 bytes. Raises ArtifactError if
     weights.json is wrong; OptionError if the GPU has no memory for the weights.
@@ -56,7 +58,8 @@ class WeightCopy:
         threads: int | None = None,
     ) -> None:
         self._artifact, self._device, self._verify = artifact, context.device, verify
-        self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        cores = len(os.sched_getaffinity(0)) // world_size(context.mesh)
+        self._threads = threads or min(max(1, cores), MAX_THREADS)
         places = weight_places(artifact, context.rank)
         if names is not None:
             places = {name: place for name, place in places.items() if name in names}

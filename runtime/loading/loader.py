@@ -1,9 +1,9 @@
 """Loading of an artifact: check its target and digests, load executables and weights, and bind them to executors."""
 
 import re
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,13 +34,14 @@ from ingot.runtime.loading.load_context import check_one_device, context_on, mes
 from ingot.runtime.loading.loaders import load_executable, load_library
 from ingot.runtime.loading.memory import Pages
 from ingot.runtime.loading.onednn import bound_code_caches
-from ingot.runtime.loading.phases import Phases
+from ingot.runtime.loading.phases import Phases, Span
 from ingot.runtime.loading.plan_file import read_plan_file
 from ingot.runtime.loading.room import find_room, serving_memory
 from ingot.runtime.loading.states import States
 from ingot.runtime.loading.weights import map_weights
 from ingot.runtime.ranks.launcher import MeshLauncher
 from ingot.runtime.ranks.leader import Leader
+from ingot.runtime.ranks.processes import RankProcesses
 from ingot.runtime.ranks.seat import ALONE, Seat
 from ingot.runtime.ranks.start import start_ranks
 from ingot.runtime.scheduling.round import Round, WithAdapters
@@ -67,11 +68,16 @@ class Loaded:
     slots           the number of slots for per-sequence states, such as Mamba's; 0 for models without them
     phases          how long each phase of loading took
     leader          the processes of the other ranks; None on one device
+    rank_spans      when each phase of another rank ran, by the index of the rank
 
     The phases are these. "manifest" checks the digests of all files except the weights; a part of it, "target", detects
     this machine. "plan" and "tokenizer" read files. "device" creates a GPU's context, in parallel with these two.
     "weights" reads and checks the weights, in parallel with the phases after it. These are "executables", "states" and
     "bind". "warm-up" runs steps of padding, and "graph" captures the first CUDA graph, or all; both are for GPUs.
+
+    On a mesh, "other GPUs" waits for the contexts of the other ranks. "connect" connects the ranks, in parallel with
+    the phases from "plan" to "states"; "connections" waits for it. "ranks" waits until the other ranks are ready. Those
+    also have "start", "engine" and "rank 0", which waits for what rank 0 decides.
     """
 
     artifact: Artifact
@@ -86,6 +92,7 @@ class Loaded:
     slots: int
     phases: Phases
     leader: Leader | None = None
+    rank_spans: Mapping[int, Sequence[Span]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -148,6 +155,7 @@ def load_artifact(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
     all_ranks: bool = False,
+    processes: RankProcesses | None = None,
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
@@ -163,6 +171,7 @@ def load_artifact(
     early         the thread that creates the GPU's context; None: create it here
     all_ranks     start a process for each other rank of an artifact for a mesh. `Loaded.round` then runs steps of all
                   ranks; an executor alone must run none. False: such an artifact is refused
+    processes     the processes of the other ranks, if `begun_ranks` has started them
 
     Raises ArtifactError for a damaged artifact, and TargetError for one of another machine; then no executable file was
     opened. Raises OptionError if the plan does not fit into memory.
@@ -178,39 +187,34 @@ def load_artifact(
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
     mesh = mesh_of(artifact.manifest) if all_ranks else ONE_DEVICE
-    leader = None
-    if mesh:
-        if capture == "idle":
-            # Ranks capture together. Each decides alone what a step needs, but only rank 0 knows when it is idle.
-            capture = "need"
-        if (device := torch.device(this_machine(artifact.manifest).device)).type == "cuda":
-            _start(device, phases, early)  # the free memory is asked for in the context
-        leader = start_ranks(artifact, mesh, num_pages, memory, keep_states=keep_states, capture=capture)
-    try:
-        loaded = bind(
-            artifact,
-            num_pages=num_pages,
-            memory=memory,
-            threads=threads,
-            capture=capture,
-            keep_states=keep_states,
-            text=True,
-            phases=phases,
-            early=early,
-            seat=ALONE if leader is None else leader.seat(),
-        )
-        if leader is not None:
-            with phases.phase("ranks"):
-                leader.wait_until_ready()
-    except BaseException as error:
-        if leader is None:
-            raise
-        cause = leader.cause_of(error)
-        leader.close()
-        if cause is error:
-            raise
-        raise cause from error
-    return replace(loaded, leader=leader)
+    load = partial(
+        bind, artifact, num_pages=num_pages, memory=memory, threads=threads, keep_states=keep_states, phases=phases
+    )
+    with ThreadPoolExecutor(1) as background:
+        device = torch.device(this_machine(artifact.manifest).device)
+        ready = background.submit(start_device, device, phases, early)
+        tokenizer = _tokenizer(artifact, _eos_token_ids(artifact), phases)
+        if not mesh:
+            return load(capture=capture, ready=ready, tokenizer=tokenizer)
+        ready.result()  # the free memory is asked for in the context
+    if capture == "idle":
+        # Ranks capture together. Each decides alone what a step needs, but only rank 0 knows when it is idle.
+        capture = "need"
+    leader = start_ranks(
+        artifact,
+        mesh,
+        num_pages,
+        memory,
+        keep_states=keep_states,
+        capture=capture,
+        phases=phases,
+        processes=processes,
+    )
+    with leader.loading():
+        loaded = load(capture=capture, ready=ready, tokenizer=tokenizer, seat=leader.seat())
+        with phases.phase("ranks"):
+            spans = leader.wait_until_ready()
+    return replace(loaded, leader=leader, rank_spans=spans)
 
 
 def bind(
@@ -222,10 +226,10 @@ def bind(
     capture: Capture = "need",
     keep_states: bool = True,
     verify: bool = True,
-    text: bool = False,
     phases: Phases | None = None,
-    early: EarlyContext | None = None,
     seat: Seat = ALONE,
+    ready: "Future[None] | None" = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Loaded:
     """Load an artifact that is already open onto the device that it was compiled for.
 
@@ -237,10 +241,10 @@ def bind(
     capture       when to capture CUDA graphs; "none": launch every instruction separately
     keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as Mamba's
     verify        compare the digests of the weights; opening has not checked them
-    text          load the tokenizer too
     phases        records the seconds of each phase; default: a new one, in `Loaded.phases`
-    early         the thread that creates the GPU's context; None: create it here
     seat          the place of this process in the mesh that the artifact was compiled for
+    ready         is done when the device is ready; None: make it ready here
+    tokenizer     the tokenizer for the result
 
     Raises ArtifactError for a damaged artifact; OptionError if the plan does not fit into memory.
     """
@@ -248,12 +252,11 @@ def bind(
     device = torch.device(target.device)
     phases = phases or Phases()
     with ThreadPoolExecutor(2) as background:
-        ready = background.submit(_start, device, phases, early)
+        ready = ready or background.submit(start_device, device, phases, None)
         with phases.phase("plan"):
             plans = _plans(artifact, seat)
             limits = read_limits(artifact, plans)
             eos = _eos_token_ids(artifact)
-        tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
         context = context_on(target.device, seat.rank, seat.mesh, seat.connect())
         # Before any copy, so that an artifact that does not fit fails at once.
@@ -270,17 +273,21 @@ def bind(
                 {},
                 background.submit(_timed, phases, "weights", partial(_map, artifact, context, plans, threads, verify)),
             )
+        alone, joined = _by_connection(plans)
         with phases.phase("executables"), on_threads(seat.threads):
-            executables = {
-                one.id: load_executable(one, _folder_of(one, artifact, target), context)
-                for one in plans.executables.values()
-            }
+            executables = {one.id: load_executable(one, _folder_of(one, artifact, target), context) for one in alone}
             libraries = {
                 name: load_library(one, _folder_of(one, artifact, target), context)
                 for name, one in plans.libraries.items()
             }
         with phases.phase("states"):
             states = States(plans.states, sizes, context.allocator, room.pages, room.scratch)
+        if seat.mesh:
+            with phases.phase("connections"):
+                tuple(context.communicators.values())
+            with phases.phase("executables"):
+                for one in joined:
+                    executables[one.id] = load_executable(one, _folder_of(one, artifact, target), context)
         # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
@@ -314,7 +321,18 @@ def _collectives(plans: Plans, context: LoadContext) -> dict[str, Mapping[str, C
     }
 
 
-def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:
+def _by_connection(plans: Plans) -> tuple[list[Executable], list[Executable]]:
+    """Return the executables that need no other rank to be loaded, and those that do, both in their order."""
+    found: tuple[list[Executable], list[Executable]] = [], []
+    for one in plans.executables.values():
+        entry = BACKENDS.get(one.backend)
+        found[entry is not None and entry.joins_collectives].append(one)
+    return found
+
+
+def start_device(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:
+    """Make a device ready. `early` is the thread that creates a GPU's context; None: create it here. Raises TargetError
+    if the GPU cannot be used."""
     if device.type == "cpu":
         bound_code_caches()
     else:
@@ -329,7 +347,8 @@ def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Toke
     none. `phases` records the time.
 
     Reading a vocabulary holds the GIL. So this runs in parallel with the creation of a GPU's context, which needs no
-    GIL. It does not run in parallel with the threads that copy weights.
+    GIL, and on a mesh with the start of the other ranks. It does not run in parallel with the threads that copy
+    weights.
     """
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None

@@ -3,41 +3,22 @@
 import itertools
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ingot.ir.errors import TargetError
-from ingot.ir.machine.find_gpu import find_gpus, free_memory, reaches
+from ingot.ir.machine.find_gpu import find_gpus, reaches
 from ingot.ir.machine.gpus import GPU_VARIABLE, Gpu, visible_gpus
 from ingot.ir.mesh import Mesh, groups, mesh_text, world_size
 
-# Memory of a process on a GPU besides the plan's: its CUDA context, some 0.5 GiB on an H200, and as much to spare.
-# The free memory of other ranks' GPUs is read before their contexts are there.
-_CONTEXT_BYTES = 1 << 30
 # NCCL's buffers for each group that a rank is in. An allowance, not measured separately.
 CONNECTION_BYTES = 512 << 20
 
 log = logging.getLogger("ingot.ranks")
 
 
-@dataclass(frozen=True)
-class RankGpus:
-    """The GPUs of the ranks of a mesh.
-
-    names   the name of each rank's GPU, as CUDA_VISIBLE_DEVICES takes it
-    free    the fewest bytes that a process can have on a GPU of another rank; None if it is not known
-    """
-
-    names: tuple[str, ...]
-    free: int | None
-
-    def variables(self, rank: int) -> Mapping[str, str]:
-        """Return the environment variables that give the process of a rank its GPU, and no other one."""
-        return {GPU_VARIABLE: self.names[rank]}
-
-
-def find_rank_gpus(mesh: Mesh) -> RankGpus:
-    """Return a GPU for each rank. Logs a warning for GPUs that cannot access each other's memory.
+def find_rank_gpus(mesh: Mesh) -> list[str]:
+    """Return the name of each rank's GPU, as CUDA_VISIBLE_DEVICES takes it. Logs a warning for GPUs that cannot access
+    each other's memory.
 
     Raises TargetError if there are fewer GPUs than ranks, or GPUs of two kinds.
     """
@@ -49,9 +30,7 @@ def find_rank_gpus(mesh: Mesh) -> RankGpus:
             one,
             other,
         )
-    free = [found - _CONTEXT_BYTES for index in range(1, count) if (found := free_memory(index)) is not None]
-    names = visible_gpus(len(gpus), os.environ.get(GPU_VARIABLE))
-    return RankGpus(tuple(names[:count]), min(free, default=None))
+    return visible_gpus(len(gpus), os.environ.get(GPU_VARIABLE))[:count]
 
 
 def check_gpus(mesh: Mesh, gpus: Sequence[Gpu]) -> None:

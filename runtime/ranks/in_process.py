@@ -19,9 +19,9 @@ from ingot.ir.mesh import Mesh, Rank, groups, ranks
 from ingot.runtime.loading.artifact import Artifact
 from ingot.runtime.loading.load_context import mesh_of
 from ingot.runtime.loading.loader import Loaded, bind
+from ingot.runtime.ranks.rank_process import lost_rank
 from ingot.runtime.ranks.seat import Seat, rank_text
 from ingot.runtime.ranks.start import room_of_ranks
-from ingot.runtime.ranks.worker import lost_rank
 from ingot.runtime.steps.binding import step_sizes
 from ingot.runtime.steps.bucket import Watch
 from ingot.runtime.steps.executor import NOTHING_CAPTURED, Captured, Executor, StepHandle

@@ -1,31 +1,25 @@
-"""Rank 0's side of a mesh: it starts the processes of the other ranks, posts steps to them, and watches them.
+"""Rank 0's side of a mesh: it tells the processes of the other ranks what to load, posts steps, and watches them.
 
 A fault of any rank ends all of them. The thread that watches records the first cause and kills the other processes.
 That breaks the connections, so a collective in which rank 0 waits ends too, and the engine raises the recorded error.
 """
 
 import contextlib
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import BackendError, IngotError, RankError
 from ingot.ir.machine.load_context import Communicator
-from ingot.ir.mesh import STAGES, Mesh, Rank, ranks
+from ingot.ir.mesh import STAGES, ranks
 from ingot.runtime.cuda.graphs.choice import Capture
+from ingot.runtime.loading.phases import Phases, Span
 from ingot.runtime.loading.room import Room
+from ingot.runtime.ranks.connecting import Connecting
 from ingot.runtime.ranks.posted_steps import PostedSteps
+from ingot.runtime.ranks.processes import RankProcesses
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
@@ -35,35 +29,8 @@ from ingot.runtime.steps.step import StepInputs
 # How long rank 0 waits for the cause of a broken connection. Watching finds one within some tenths of a second, a
 # stopped process within two seconds.
 _CAUSE_SECONDS = 4.0
-# Processes whose pipes are closed get this long, before they are killed.
-_END_SECONDS = 2.0
-_POLL_SECONDS = 0.02
-
-
-@dataclass
-class _Processes:
-    """The processes of the other ranks, with the pipes of orders to them, by the index of the rank."""
-
-    children: dict[int, "subprocess.Popen[bytes]"]
-    pipes: dict[int, int]
-    folder: Path
-    watch: RankWatch | None = None
-
-    def end(self, seconds: float = _END_SECONDS) -> None:
-        """End all processes: close their pipes, and kill those that still run after `seconds`."""
-        if self.watch is not None:
-            self.watch.stop()
-        for pipe in self.pipes.values():
-            with contextlib.suppress(OSError):
-                os.close(pipe)
-        self.pipes.clear()
-        deadline = time.monotonic() + seconds
-        for child in self.children.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline - time.monotonic()))
-            child.kill()  # no effect if it has ended
-            child.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+# Between two looks at the reports of other ranks.
+_POLL_SECONDS = 0.005
 
 
 @dataclass
@@ -71,80 +38,91 @@ class _OnFault:
     """The calls of the thread that watches, when it has found a fault.
 
     call        the call of the engine, which then raises the fault
-    connected   the connections of rank 0, by mesh axis. On GPUs, kernels wait in them until they are aborted
+    connected   the connections of rank 0; None before they are begun. On GPUs, kernels wait in them until they are
+                aborted
     """
 
     call: Callable[[], None] = lambda: None
-    connected: Mapping[str, Communicator] = field(default_factory=dict)
+    connected: Connecting | None = None
 
     def __call__(self) -> None:
         self.call()
-        for communicator in self.connected.values():
-            communicator.abort()
+        if self.connected is not None:
+            self.connected.abort()
 
 
 class Leader:
-    """Rank 0 of a mesh. The constructor starts the processes of the other ranks, which load their parts at once.
+    """Rank 0 of a mesh: it reaches the processes of the other ranks, which load their parts.
 
-    artifact   the artifact's folder
-    mesh       the mesh
-    backend    the backend that connects the ranks
-    room       the pages and slots that every rank allocates
-    slots      how steps are written to shared memory
-    plans      (attribute) the plans of all ranks together, for the scheduler
-    threads    the number of threads that each rank computes with
-    capture    when every rank captures CUDA graphs
-    variables  the environment variables of each rank's process, such as its GPU
+    processes   the processes. They wait for what `decide` tells them
+    plans       (attribute) the plans of all ranks together, for the scheduler; set by `decide`
     """
 
-    def __init__(
-        self,
-        artifact: Path,
-        mesh: Mesh,
-        backend: str,
-        room: Room,
-        slots: StepSlots,
-        plans: Plans,
-        threads: int,
-        capture: Capture,
-        variables: Sequence[Mapping[str, str]],
-    ) -> None:
-        self._all, self.plans = ranks(mesh), plans
-        self._area = SharedArea(len(self._all), slots.words, stages=mesh.get(STAGES, 1))
-        folder = Path(tempfile.mkdtemp(prefix="ingot-ranks-"))  # only this user can read it
-        spec = {
-            "artifact": str(artifact.absolute()),
-            "mesh": dict(mesh),
-            "ranks": len(self._all),
-            "backend": backend,
-            "room": room_json(room),
-            "slot_words": slots.words,
-            "threads": threads,
-            "capture": capture,
-            "folder": str(folder),
-        }
-        (folder / "spec.json").write_text(json.dumps(spec))
-        self._processes = _Processes({}, {}, folder)
-        self._steps = PostedSteps(self._area, slots, self._processes.pipes)
-        self.close = weakref.finalize(self, self._processes.end)
-        try:
-            for rank in self._all[1:]:
-                own = {"OMP_NUM_THREADS": str(threads), **variables[rank.index]}
-                self._start(rank, folder / "spec.json", own)
-        except OSError as error:
-            self.close()
-            raise RankError(f"a process of the mesh does not start: {error}") from error
-        finally:
-            os.close(self._area.fd)  # the others have it
-        self._watch = RankWatch(self._area, self._all, self._processes.children)
+    plans: Plans
+
+    def __init__(self, processes: RankProcesses) -> None:
+        self._processes, self._all = processes, ranks(processes.mesh)
+        self._area = SharedArea(len(self._all), processes.area_fd)
+        self.close = weakref.finalize(self, processes.end)
+        self._watch = RankWatch(self._area, self._all, processes.children)
         self._faulted = self._watch.on_fault = _OnFault()
-        self._processes.watch = self._watch
-        self._given = folder, backend, mesh, room, threads
+        processes.watch = self._watch
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load rank 0's part in the `with` block. An error there ends the other ranks.
+
+        If another rank is the cause, RankError is raised in its place.
+        """
+        try:
+            yield
+        except BaseException as error:
+            cause = self.cause_of(error)
+            self._processes.end(0)
+            self.close()
+            if cause is error:
+                raise
+            raise cause from error
+
+    def free_memory(self) -> int:
+        """Wait for the contexts of all other GPUs, and return the fewest bytes that are free on one. Raises
+        RankError."""
+        others = self._all[1:]
+        self._wait_until(lambda: all(self._area.free(rank.index) for rank in others))
+        return min(self._area.free(rank.index) for rank in others)
+
+    def connect(self, backend: str, phases: Phases) -> None:
+        """Begin to connect with the other ranks, through a backend. The seat of rank 0 has the connections."""
+        own, folder, mesh = self._all[0], self._processes.folder, self._processes.mesh
+
+        def connected() -> Mapping[str, Communicator]:
+            with phases.phase("connect"):
+                return connections(folder, backend, mesh, own)
+
+        self._faulted.connected = Connecting(own, connected, self.check)
+
+    def decide(self, room: Room, slots: StepSlots, plans: Plans, threads: int, capture: Capture) -> None:
+        """Tell the other ranks what rank 0 has decided, with which they load their parts.
+
+        room      the pages and slots that every rank allocates
+        slots     how steps are written to shared memory
+        plans     the plans of all ranks together
+        threads   the number of threads that each rank computes with
+        capture   when every rank captures CUDA graphs
+        """
+        self.plans, self._room, self._threads = plans, room, threads
+        self._area.add_slots(slots.words, self._processes.mesh.get(STAGES, 1))
+        self._processes.close_area()  # the others have it
+        self._steps = PostedSteps(self._area, slots, self._processes.pipes)
+        self._processes.leave(
+            {"room": room_json(room), "slot_words": slots.words, "threads": threads, "capture": capture}
+        )
 
     def seat(self) -> Seat:
-        """Return the seat of rank 0."""
-        folder, backend, mesh, room, threads = self._given
-        return Seat(self._all[0], mesh, room, lambda: self._connect(folder, backend, mesh), threads)
+        """Return the seat of rank 0. Call it after `connect` and `decide`."""
+        connected = self._faulted.connected
+        assert connected is not None
+        return Seat(self._all[0], self._processes.mesh, self._room, lambda: connected, self._threads)
 
     @property
     def busy(self) -> dict[int, int]:
@@ -156,43 +134,14 @@ class Leader:
         """The process id of each other rank, by its index."""
         return {rank: child.pid for rank, child in self._processes.children.items()}
 
-    def _start(self, rank: Rank, spec: Path, variables: Mapping[str, str]) -> None:
-        read, write = os.pipe()
-        command = [sys.executable, "-m", "ingot.runtime.ranks.worker"]
-        arguments = [str(spec), str(rank.index), str(self._area.fd), str(read)]
-        self._processes.pipes[rank.index] = write
-        try:
-            self._processes.children[rank.index] = subprocess.Popen(
-                [*command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(self._area.fd, read),
-                env={**os.environ, **variables},
-                start_new_session=True,  # Ctrl-C reaches only rank 0
-            )
-        finally:
-            os.close(read)
+    def wait_until_ready(self) -> Mapping[int, Sequence[Span]]:
+        """Wait until all ranks have loaded their parts. Return the phases of each other rank, by its index.
 
-    def _connect(self, folder: Path, backend: str, mesh: Mesh) -> Mapping[str, Communicator]:
-        """Connect with the other ranks. If one of them ends first, the connecting thread goes on alone."""
-        connected: Future[Mapping[str, Communicator]] = Future()
-
-        def connect() -> None:
-            try:
-                connected.set_result(connections(folder, backend, mesh, self._all[0]))
-            except BaseException as error:
-                connected.set_exception(error)
-
-        # A daemon: the process must be able to exit while the thread waits for a rank that is gone.
-        threading.Thread(target=connect, name="connect", daemon=True).start()
-        self._wait_until(connected.done)
-        self._faulted.connected = connected.result()
-        return self._faulted.connected
-
-    def wait_until_ready(self) -> None:
-        """Wait until all ranks have loaded their parts. Raises RankError if one of them fails."""
+        Raises RankError if one of them fails.
+        """
         others = self._all[1:]
         self._wait_until(lambda: all(self._area.state(rank.index) is RankState.READY for rank in others))
+        return {rank.index: self._area.spans(rank.index) for rank in others}
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
         while not ready():

@@ -64,6 +64,7 @@ def strike(fault: str, rank: int, leader: Leader, pids: dict[int, int], monkeypa
 
 def check_fault(path: Path, fault: str, draw: random.Random, monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
     with opened(path) as (llm, leader, pids):
+        check_timeline(llm)
         found = generated(llm.llm_engine, PROMPTS, PARAMS)
         assert [list(one.token_ids) for one in found] == wanted
         rank, at = draw.choice(sorted(pids)), draw.randint(1, 25)
@@ -86,6 +87,19 @@ def check_fault(path: Path, fault: str, draw: random.Random, monkeypatch: pytest
         while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids.values())):
             time.sleep(0.02)
         assert all(map(is_gone, pids.values())), "no process is left"
+
+
+def check_timeline(llm: LLM) -> None:
+    """Each rank says when it had each phase, and the others began before rank 0 read the artifact."""
+    timeline = {rank: {one.name: one for one in spans} for rank, spans in llm.timeline.items()}
+    manifest = timeline[0]["manifest"]
+    for rank, spans in timeline.items():
+        assert all(0 <= one.begin <= one.end for one in spans.values())
+        assert spans.keys() >= {"connect", "plan", "weights", "connections", "bind", "manifest"}
+        if rank:
+            assert spans["start"].begin < manifest.begin and spans.keys() >= {"engine", "rank 0"}
+            seconds = llm.timings[f"rank {rank} engine"]
+            assert seconds == pytest.approx(spans["engine"].end - spans["engine"].begin)
 
 
 def one_process(artifact: Callable[[str, str], Path]) -> list[list[int]]:

@@ -9,6 +9,7 @@ import torch
 from run_seed import again, run_seed
 
 from ingot.runtime.loading.limits import Limits
+from ingot.runtime.loading.phases import Span
 from ingot.runtime.ranks.shared_area import RankState, SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.scheduling.edited_rows import MaskedRow, MaskRows, RowEdit
@@ -23,8 +24,10 @@ def test_any_step_is_read_as_written() -> None:
     draw = random.Random(run_seed())
     layout = StepLayout.usual()
     slots = StepSlots(layout, LIMITS, EDIT_WORDS)
-    area = SharedArea(2, slots.words)
-    other = SharedArea(2, slots.words, os.dup(area.fd))
+    area = SharedArea(2)
+    other = SharedArea(2, os.dup(area.fd))
+    for one in (area, other):
+        one.add_slots(slots.words, 1)
     buffer = StepBuffer(layout, StepSizes(20, 3, 20, 3, 3))
     for step in range(200):
         sizes = StepSizes(
@@ -62,7 +65,11 @@ def test_any_step_is_read_as_written() -> None:
 
 
 def test_reports_and_slots_share_no_bytes() -> None:
-    area = SharedArea(3, 10)
+    area = SharedArea(3)
+    other = SharedArea(3, os.dup(area.fd))
+    area.tell_free(2, 1 << 40)
+    for one in (area, other):
+        one.add_slots(10, 2)
     for step in range(area.slots):
         area.slot(step).fill_(-1)
     assert [area.state(rank) for rank in range(3)] == [RankState.LOADING] * 3 and not area.done.any()
@@ -71,4 +78,9 @@ def test_reports_and_slots_share_no_bytes() -> None:
     assert area.failure(1) == {"what": "w" * 1000, "where": "ü", "expected": "", "hint": ""}
     area.fail(1, RankState.LOST, {"what": "short"})
     assert area.failure(1) == {"what": "short"}
-    assert all((area.slot(step) == -1).all() for step in range(area.slots))
+    spans = [Span("a" * 20, 1e6 + place, 1e6 + place + 0.25) for place in range(200)]
+    area.ready(0, spans)
+    assert area.state(0) is RankState.READY and list(other.spans(0)) == spans[: len(other.spans(0))]
+    assert len(other.spans(0)) >= 40
+    assert [other.free(rank) for rank in range(3)] == [0, 0, 1 << 40]
+    assert area.slots == other.slots == 5 and all((other.slot(step) == -1).all() for step in range(5))

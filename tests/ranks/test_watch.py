@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Callable[[SharedArea, Children], None], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_fault_ends_all(case: str, children: Children) -> None:
     fault, expected = CASES[case]
-    area = SharedArea(len(ALL), 8)
+    area = SharedArea(len(ALL))
     watch = RankWatch(area, ALL, children)
     time.sleep(0.15)
     assert watch.fault is None
@@ -80,13 +80,13 @@ def test_a_process_that_ends_by_itself(children: Children) -> None:
     children[1].kill()
     children[1].wait()
     children[1] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    watch = RankWatch(SharedArea(len(ALL), 8), ALL, children)
+    watch = RankWatch(SharedArea(len(ALL)), ALL, children)
     watch.wait(10)
     assert watch.fault is not None and watch.fault.what.endswith("ended: it exited with status 3")
 
 
 def test_a_short_stop_is_no_fault(children: Children) -> None:
-    watch = RankWatch(SharedArea(len(ALL), 8), ALL, children)
+    watch = RankWatch(SharedArea(len(ALL)), ALL, children)
     os.kill(children[1].pid, signal.SIGSTOP)
     time.sleep(0.5)
     os.kill(children[1].pid, signal.SIGCONT)

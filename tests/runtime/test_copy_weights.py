@@ -209,3 +209,17 @@ def test_a_rank_copies_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     copied = WeightCopy(artifact, replace(on_one_device(DEVICE.type), rank=ranks({"tp": 2})[1])).run()
     assert torch.equal(copied["mine"].cpu(), mine)
     assert opened == {(artifact.folder / "weights/rank1/00000.safetensors").stat().st_ino}
+
+
+@pytest.mark.parametrize(("mesh", "threads"), [({}, 12), ({"tp": 2}, 6), ({"pp": 4, "tp": 8}, 1)])
+def test_ranks_divide_the_cores(
+    mesh: dict[str, int], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank hashes and copies its part on its part of the cores."""
+    artifact = write(tmp_path / "a.ingot", {"weights/0.safetensors": {"x": torch.zeros(3)}})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+    seen: list[int] = []
+    copy_all = copying._copy_all
+    monkeypatch.setattr(copying, "_copy_all", lambda *given: [seen.append(given[4]), copy_all(*given)][1])
+    WeightCopy(artifact, replace(on_one_device(DEVICE.type), mesh=mesh)).run()
+    assert seen == [threads]

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from ingot.ir.errors import RequestError
 
 if TYPE_CHECKING:
     from ingot.runtime.engines.outputs import RequestOutput
+    from ingot.runtime.loading.phases import Span
     from ingot.runtime.params.prompt import PromptLike
     from ingot.runtime.params.sampling_params import SamplingParams
     from ingot.serve.llm import LLM
@@ -78,7 +79,7 @@ def run_model(
     pipeline_parallel_size
         Stages of layers, each with processes of its own. Default: as compiled, or 1.
     timings
-        Also print the seconds of each phase of the start. Some phases overlap.
+        Also print the seconds of each phase of the start. Some phases overlap. On a mesh, also when each rank had it.
     json
         Print one JSON object at the end instead of streaming the text.
     """
@@ -112,11 +113,13 @@ def run_model(
         (asked,) = llm.preprocess_chat(conversation)
     if json:
         answer = _as_json(llm, _generate(llm, asked, params, lambda output: None), load_s)
-        print_json({**answer, "phases_s": llm.timings} if timings else answer)
+        print_json({**answer, "phases_s": llm.timings, "timeline_s": _rows(llm.timeline)} if timings else answer)
     else:
         _stream(llm, asked, params, load_s, echo=not chat)
         if timings:
             _tell_phases(llm.timings)
+            if len(timeline := llm.timeline) > 1:
+                _tell_timeline(timeline)
 
 
 def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
@@ -207,6 +210,24 @@ def _tell_phases(seconds: Mapping[str, float]) -> None:
     width = max(map(len, seconds))
     for name, value in seconds.items():
         console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
+
+
+def _tell_timeline(timeline: "Mapping[int, Sequence[Span]]") -> None:
+    """Print when each phase of each rank of a mesh ran to stderr, by its start."""
+    rows = _rows(timeline)
+    width = max(len(row["phase"]) for row in rows)
+    for row in rows:
+        text = f"rank {row['rank']}  {row['phase']:{width}} {row['begin']:8.3f} s to {row['end']:8.3f} s"
+        console(stderr=True).print(text, style="dim", markup=False)
+
+
+def _rows(timeline: "Mapping[int, Sequence[Span]]") -> list[dict[str, Any]]:
+    found = [
+        {"rank": rank, "phase": one.name, "begin": one.begin, "end": one.end}
+        for rank, spans in timeline.items()
+        for one in spans
+    ]
+    return sorted(found, key=lambda row: row["begin"])
 
 
 def _bold(text: str) -> str:

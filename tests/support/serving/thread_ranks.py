@@ -89,7 +89,8 @@ class ThreadRanks:
         memory = serving_memory(this_machine(artifact.manifest), each[0], None, capture="none")
         room = find_room(each, limits, memory, num_pages, None, keep_states=True)
         slots = StepSlots.of(file, limits)
-        self._area = SharedArea(len(self._ranks), slots.words, stages=mesh.get(STAGES, 1))
+        self._area = SharedArea(len(self._ranks))
+        self._area.add_slots(slots.words, mesh.get(STAGES, 1))
         self._pipes: dict[int, int] = {}
         self._steps = PostedSteps(self._area, slots, self._pipes)
         self._broken, self.errors = threading.Event(), list[BaseException]()
