@@ -92,6 +92,8 @@ class NcclCommunicator(Communicator):
         first = bytes(self.gathered(sent)[0].tolist())  # waits for the GPU
         made = NcclCommunicator.over(self._nccl, first, self.place, self.size, self._stream)
         self._others.append(made)
+        if self._aborted:  # while the second one was made
+            made.abort()
         return made
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -181,7 +181,12 @@ class CudaExecutor(Executor):
             with torch.cuda.stream(self._stream):
                 recount(self.plan.states, self.states, inputs)
                 write_edits(self.plan.states, self.states, inputs)
+                prepared = isinstance(inputs, StepInputs) and not inputs.ends_late
+                if self._endings is None and prepared:
+                    write_masks(self.plan.states, self.states, inputs)
                 handle = self._execute(inputs, decided, watch)
+                if self._endings is None and prepared:
+                    handle.finish()  # a graph with an ending of its own: the next step overwrites what it reads
                 begun = None if self._endings is None else self._endings.begun()
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # the rest describes the whole process
@@ -191,7 +196,7 @@ class CudaExecutor(Executor):
             ) from error
         if self._endings is not None and begun is not None:
             return LateStep(handle.bucket, partial(self._end_delayed, self._endings, begun, inputs, handle))
-        if not (isinstance(inputs, StepInputs) and inputs.waits_for_masks):
+        if not (isinstance(inputs, StepInputs) and inputs.waits_for_masks and inputs.ends_late):
             return handle
         self._masked = True
 
@@ -218,7 +223,7 @@ class CudaExecutor(Executor):
 
     def _kinds(self, inputs: Mapping[str, torch.Tensor]) -> "GraphKinds":
         """Return the graphs for steps with these inputs."""
-        masked = isinstance(inputs, StepInputs) and inputs.waits_for_masks
+        masked = isinstance(inputs, StepInputs) and inputs.waits_for_masks and inputs.ends_late
         return self._apart if masked and self._endings is None else self._whole
 
     def _execute(

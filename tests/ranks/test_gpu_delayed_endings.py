@@ -35,7 +35,7 @@ from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.cuda.staged_bucket import StagedBucket
 from ingot.runtime.steps.late_step import LateStep
 from ingot.runtime.steps.stage_line import StageLine
-from ingot.runtime.steps.step import StepLayout, StepSizes
+from ingot.runtime.steps.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.steps.step_outputs import StepOutputs
 
 CPU = torch.device("cpu")
@@ -243,6 +243,51 @@ def test_the_last_stage_ends_at_once(machine: Machine) -> None:
     assert not isinstance(found, LateStep) and found.tokens() == [202]
     assert ranks.sent == [] and ranks.back.sent == [[101]]
     assert machine.ran == [("steps", "receive forth"), ("steps", "send back"), ("steps", "ending")]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_masks_that_are_there_are_written_before_sampling(
+    place: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages get the masks of grammars with the step. The last stage samples at once; it must not do so without them.
+
+    Nor may its ending wait for an order: the next forward pass overwrites what it reads.
+    """
+    one, _ = executor(place, machine)
+    monkeypatch.setattr(executor_module, "write_masks", lambda own, states, inputs: machine.note("masks"))
+    rows = step(1)
+    layout = StepLayout.of(frozenset(rows))
+    inputs = StepInputs(
+        layout, torch.zeros(layout.words(StepSizes(1, 1, 1, 3)), dtype=torch.int32), StepSizes(1, 1, 1, 3)
+    )
+    for name, value in rows.items():
+        inputs[name].copy_(value)
+    masked: Any = (SimpleNamespace(),)
+    inputs.masked, inputs.prepared = masked, True
+    found = one.launch(inputs)
+    if place == 1:
+        assert not isinstance(found, LateStep)
+        whats = [what for _, what in machine.ran]
+        assert whats == ["masks", "receive forth", "send back", "ending"]
+    else:
+        assert isinstance(found, LateStep) and ("steps", "masks") not in machine.ran
+        found.finish()
+        assert machine.ran.index(("endings", "masks")) < machine.ran.index(("endings", "receive back"))
+
+
+def test_the_last_stage_ends_a_graph_with_an_ending_of_its_own_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan with late inputs captures endings apart. With those inputs there, the ending is launched with the step."""
+    one, _ = executor(1, machine)
+    ended: list[str] = []
+    late = LateStep("any", lambda: SimpleNamespace(tokens=lambda: [ended.append("read"), 7]))  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(one, "_execute", lambda inputs, decided, watch: late)
+    rows = step(1)
+    layout = StepLayout.of(frozenset(rows))
+    inputs = StepInputs(layout, torch.zeros(64, dtype=torch.int32), StepSizes(1, 1, 1, 3))
+    found = one.launch(inputs)
+    assert found.tokens()[1] == 7, "it is launched, so its results can be read"
 
 
 def staged(machine: Machine, place: int = 0) -> tuple[StagedBucket, Ranks]:
