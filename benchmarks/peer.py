@@ -1,7 +1,7 @@
 """Measure another engine on the same checkpoint in the same way: first start, later starts, decode and serving.
 
     python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
-        [--prompt 4000 …] [--one-start] [--json FILE]
+        [--prompt 4000 …] [--one-start] [--tensor-parallel 2] [--json FILE]
 
 The first start of the peer, the other engine, has empty caches, and it compiles then; later starts use the filled
 caches. Each is a process of its own and ends with the first token after a prompt of 128 tokens. With `--one-start`
@@ -44,6 +44,7 @@ def main() -> None:
     counted.add_argument(
         "--one-start", action="store_true", help="measure in the first start, without measuring starts"
     )
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share each layer; vLLM only")
     parser.add_argument("--timeout", type=float, default=300.0, help="timeout of a process, in seconds")
     add_length_options(parser)
     parser.add_argument("--no-serve", action="store_true", help="leave out the measurements of serve.py")
@@ -56,6 +57,10 @@ def main() -> None:
         sys.exit(f"{peer.title} is not {where}: it was not measured")
     load = load_of(options)
     command = [peer.child, options.checkpoint, "--load-format", options.load_format]
+    if options.tensor_parallel > 1:
+        if peer.name != "vllm":
+            sys.exit(f"{peer.title} is measured on one GPU only")
+        command += ["--tensor-parallel", str(options.tensor_parallel)]
     if not options.no_serve:  # passed at every start, since another length or cache changes the compile
         command += [*load_arguments(load), *(["--prefix-caching"] if load.sharing else [])]
     with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") as caches:
@@ -70,6 +75,8 @@ def main() -> None:
         except ChildError as error:
             sys.exit(f"{peer.title} did not finish: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
+    if options.tensor_parallel > 1:
+        settings["tensor_parallel"] = options.tensor_parallel
     version = last.value["version"]
     report(
         __file__,

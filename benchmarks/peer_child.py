@@ -34,14 +34,15 @@ MAX_MODEL_LEN = 4096  # tokens of a sequence, or more if the load needs them
 class Opening:
     """The options with which to start another engine. Sequences have up to `longest` positions.
 
-    `memory_share` is the share of the GPU's memory that the engine may use. Engines count different things as this
-    memory.
+    `tensor_parallel` is the number of GPUs that share each layer. `memory_share` is the share of a GPU's memory that
+    the engine may use. Engines count different things as this memory.
     """
 
     checkpoint: Path
     load_format: str
     longest: int
     prefix_caching: bool
+    tensor_parallel: int = 1
     memory_share: float = 0.85  # the rest is for other uses of the GPU
 
 
@@ -78,6 +79,7 @@ def measure_peer(
     add_length_options(parser)
     parser.add_argument("--serve", action="store_true", help="also measure serving by serve_method.py")
     parser.add_argument("--prefix-caching", action="store_true", help="turn on the peer's prefix cache")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share each layer")
     add_load_options(parser)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -86,7 +88,8 @@ def measure_peer(
     imported = time.time()
     load = load_of(options)
     longest = max(MAX_MODEL_LEN, load.longest)
-    peer = open_peer(Opening(options.checkpoint, options.load_format, longest, options.prefix_caching))
+    sizes = longest, options.prefix_caching, options.tensor_parallel
+    peer = open_peer(Opening(options.checkpoint, options.load_format, *sizes))
     loaded = time.time()
     peer.generate([list(range(1, PROMPT_TOKENS + 1))], 1)
     clock = {"begun": begun, "imported": imported, "loaded": loaded, "first": time.time()}

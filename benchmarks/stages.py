@@ -15,7 +15,11 @@ from pathlib import Path
 from random_checkpoint import config_of, write_checkpoint
 from results import Figure, add_json_option, report
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import SamplingParams, compile_model
+from ingot.ir.mesh import ranks
+from ingot.runtime.engines.engine import Engine, EngineRequest
+from ingot.runtime.loading.loader import Loaded, load_artifact
+from ingot.serve.set_up import make_engine
 
 _PROMPT_TOKENS = 16
 _VOCAB = 512
@@ -58,42 +62,60 @@ def main() -> None:
 
 
 def measure(artifact: Path, requests: int, tokens: int) -> dict[str, Figure]:
-    """Decode `tokens` tokens of `requests` requests, and return the share of the time that each stage computes."""
-    llm = LLM(artifact)
-    leader, engine = llm.loaded.leader, llm.llm_engine
+    """Decode `tokens` tokens of `requests` requests, and return the share of the time that each stage computes.
+
+    A CPU's time is the host's. On a GPU, events are recorded between which a stage computes: after it has received the
+    values of a step, and before it sends its own. Exits if the artifact was compiled for one device.
+    """
+    loaded = load_artifact(artifact, capture="all", all_ranks=True, clock=True)
+    leader, vocab = loaded.leader, loaded.limits.vocab_size
     if leader is None:
         raise SystemExit("the artifact was compiled for one device")
+    engine = make_engine(
+        loaded,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        max_num_mixed_tokens=None,
+        chunked_prefill=True,
+        prefix_caching=None,
+        cascade=True,
+        policy="fcfs",
+        seed=0,
+    )
+    assert isinstance(engine, Engine)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     for index in range(requests):
-        prompt = [(7 * index + place) % _VOCAB for place in range(_PROMPT_TOKENS)]
-        engine.add_request(f"{index}", {"prompt_token_ids": prompt}, params)
+        prompt = [(7 * index + place) % vocab for place in range(_PROMPT_TOKENS)]
+        engine.add_requests([EngineRequest(f"{index}", {"prompt_token_ids": prompt}, params)])
     seen: set[str] = set()
     while len(seen) < requests:  # until all prompts are computed
         seen |= {output.request_id for output in engine.step()}
-    before, began, steps, gained = busy(llm), time.perf_counter_ns(), 0, 0
+    before, began, steps, gained = busy(loaded), time.perf_counter_ns(), 0, 0
     while engine.has_unfinished():
         outputs = engine.step()
         if any(output.finished for output in outputs):
             break  # then steps become smaller
         steps, gained = steps + 1, gained + len(outputs)
-    wall, after = time.perf_counter_ns() - began, busy(llm)
+    wall, after = time.perf_counter_ns() - began, busy(loaded)
     leader.close()
-    shares = {f"stage_{index}_busy": (after[index] - before[index]) / wall for index in before}
+    stages = {rank.index: rank.stage for rank in ranks(loaded.context.mesh)}
+    shares: dict[int, float] = {}
+    for index, stage in stages.items():  # of a stage with several ranks, the least busy one
+        shares[stage] = min(shares.get(stage, 1.0), (after[index] - before[index]) / wall)
     return {
         **{
-            name: Figure(value=share, unit="", what="the share of the time in which it computes")
-            for name, share in shares.items()
+            f"stage_{stage}_busy": Figure(value=share, unit="", what=f"{requests} requests: stage {stage} computes")
+            for stage, share in shares.items()
         },
         "step": Figure(value=wall / steps / 1e9, unit="s", what="the mean time between two steps' tokens"),
         "decode": Figure(value=gained / wall * 1e9, unit="tokens/s", what="all requests together"),
     }
 
 
-def busy(llm: LLM) -> dict[int, int]:
+def busy(loaded: Loaded) -> dict[int, int]:
     """The nanoseconds that each rank has computed so far."""
-    leader = llm.loaded.leader
-    assert leader is not None
-    return {0: llm.loaded.executor.busy, **leader.busy}
+    assert loaded.leader is not None
+    return {0: loaded.executor.busy, **loaded.leader.busy}
 
 
 if __name__ == "__main__":

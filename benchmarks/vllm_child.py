@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from ingot.bench.drive import Progress
     from ingot.bench.workload import BenchRequest
 
-# No network access. FlashInfer's sampler would first compile itself with nvcc.
+# No network access. FlashInfer's sampler would first compile itself with nvcc. NVLink multicast stays off, in NCCL, in
+# torch's symmetric memory and in FlashInfer's all-reduce, whose backends "mnnvl" and "auto" create multicast objects.
 SETTINGS = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+    "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
@@ -75,6 +81,7 @@ class OpenedVllm:
             max_model_len=opening.longest,
             gpu_memory_utilization=opening.memory_share,  # covers weights, cache and activations
             enable_prefix_caching=opening.prefix_caching,
+            tensor_parallel_size=opening.tensor_parallel,
         )
 
     def generate(self, prompts: "Prompts", count: int) -> object:

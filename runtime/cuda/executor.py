@@ -18,11 +18,12 @@ from ingot.ir.parse import parse_type
 from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
-from ingot.runtime.cuda.graphs.delayed import DelayedEndings
+from ingot.runtime.cuda.graphs.delayed import DelayedEndings, check_delayed
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import captured_together, decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.cuda.stage_clock import StageClock
 from ingot.runtime.cuda.staged_bucket import StagedBucket
 from ingot.runtime.loading.states import States
 from ingot.runtime.scheduling.edited_rows import write_edits, write_masks
@@ -60,6 +61,7 @@ class CudaExecutor(Executor):
     strict    for debugging: make two checks before each replay of a graph. All tensors must be at the captured
               addresses. No caller may still hold an output that the replay overwrites
     stages    the plans of all pipeline stages; empty without stages. All capture graphs of the same sizes
+    clock     of a pipeline stage: measure `busy`
     """
 
     def __init__(
@@ -75,9 +77,12 @@ class CudaExecutor(Executor):
         capture: Capture = "need",
         strict: bool = False,
         stages: Sequence[Plan] = (),
+        clock: bool = False,
     ) -> None:
         line = StageLine.of(context)
         check_line(line, plan.stage is not None)
+        if line is not None and line.most_begun > 1:
+            check_delayed(plan)
         self.plan = plan
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
@@ -88,7 +93,8 @@ class CudaExecutor(Executor):
         self.device = context.device
         self._stream = context.stream
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nothing writes into it
-        kind = Bucket if line is None else partial(StagedBucket, line=line)
+        self._clock = StageClock(self.device) if clock and line is not None else None
+        kind = Bucket if line is None else partial(StagedBucket, line=line, clock=self._clock)
         bound = partial(bound_buckets, plan, resident, executables, libraries, kind)
         self._buckets = bound()
         # On each pipeline stage but the last, the ending of a step waits for the tokens of the last stage.
@@ -185,6 +191,8 @@ class CudaExecutor(Executor):
                 if self._endings is None and prepared:
                     write_masks(self.plan.states, self.states, inputs)
                 handle = self._execute(inputs, decided, watch)
+                if self._clock is not None:
+                    self.busy = self._clock.busy
                 if self._endings is None and prepared:
                     handle.finish()  # a graph with an ending of its own: the next step overwrites what it reads
                 begun = None if self._endings is None else self._endings.begun()

@@ -156,6 +156,7 @@ def load_artifact(
     early: EarlyContext | None = None,
     all_ranks: bool = False,
     processes: RankProcesses | None = None,
+    clock: bool = False,
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
@@ -172,6 +173,7 @@ def load_artifact(
     all_ranks     start a process for each other rank of an artifact for a mesh. `Loaded.round` then runs steps of all
                   ranks; an executor alone must run none. False: such an artifact is refused
     processes     the processes of the other ranks, if `begun_ranks` has started them
+    clock         measure how long the GPU of each pipeline stage computes
 
     Raises ArtifactError for a damaged artifact, and TargetError for one of another machine; then no executable file was
     opened. Raises OptionError if the plan does not fit into memory.
@@ -188,7 +190,14 @@ def load_artifact(
         artifact = open_artifact(path, check=check, threads=threads)
     mesh = mesh_of(artifact.manifest) if all_ranks else ONE_DEVICE
     load = partial(
-        bind, artifact, num_pages=num_pages, memory=memory, threads=threads, keep_states=keep_states, phases=phases
+        bind,
+        artifact,
+        num_pages=num_pages,
+        memory=memory,
+        threads=threads,
+        keep_states=keep_states,
+        phases=phases,
+        clock=clock,
     )
     with ThreadPoolExecutor(1) as background:
         device = torch.device(this_machine(artifact.manifest).device)
@@ -209,6 +218,7 @@ def load_artifact(
         capture=capture,
         phases=phases,
         processes=processes,
+        clock=clock,
     )
     with leader.loading():
         loaded = load(capture=capture, ready=ready, tokenizer=tokenizer, seat=leader.seat())
@@ -230,6 +240,7 @@ def bind(
     seat: Seat = ALONE,
     ready: "Future[None] | None" = None,
     tokenizer: Tokenizer | None = None,
+    clock: bool = False,
 ) -> Loaded:
     """Load an artifact that is already open onto the device that it was compiled for.
 
@@ -245,6 +256,7 @@ def bind(
     seat          the place of this process in the mesh that the artifact was compiled for
     ready         is done when the device is ready; None: make it ready here
     tokenizer     the tokenizer for the result
+    clock         measure how long the GPU of a pipeline stage computes
 
     Raises ArtifactError for a damaged artifact; OptionError if the plan does not fit into memory.
     """
@@ -294,7 +306,9 @@ def bind(
             runs: Callable[..., Executor]
             if device.type == "cuda":
                 stages = _stages(artifact) if seat.mesh else ()
-                runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging(), stages=stages)
+                runs = partial(
+                    CudaExecutor, context=context, capture=capture, strict=debugging(), stages=stages, clock=clock
+                )
             else:
                 runs = partial(CpuExecutor, line=StageLine.of(context), threads=seat.threads)
             libraries |= _collectives(plans, context)

@@ -101,7 +101,9 @@ class Leader:
 
         self._faulted.connected = Connecting(own, connected, self.check)
 
-    def decide(self, room: Room, slots: StepSlots, plans: Plans, threads: int, capture: Capture) -> None:
+    def decide(
+        self, room: Room, slots: StepSlots, plans: Plans, threads: int, capture: Capture, *, clock: bool = False
+    ) -> None:
         """Tell the other ranks what rank 0 has decided, with which they load their parts.
 
         room      the pages and slots that every rank allocates
@@ -109,13 +111,20 @@ class Leader:
         plans     the plans of all ranks together
         threads   the number of threads that each rank computes with
         capture   when every rank captures CUDA graphs
+        clock     measure how long the GPU of each pipeline stage computes
         """
         self.plans, self._room, self._threads = plans, room, threads
         self._area.add_slots(slots.words, self._processes.mesh.get(STAGES, 1))
         self._processes.close_area()  # the others have it
         self._steps = PostedSteps(self._area, slots, self._processes.pipes)
         self._processes.leave(
-            {"room": room_json(room), "slot_words": slots.words, "threads": threads, "capture": capture}
+            {
+                "room": room_json(room),
+                "slot_words": slots.words,
+                "threads": threads,
+                "capture": capture,
+                "clock": clock,
+            }
         )
 
     def seat(self) -> Seat:

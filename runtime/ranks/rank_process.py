@@ -115,7 +115,7 @@ def _serve(
     area.add_slots(later["slot_words"], mesh.get(STAGES, 1))
     os.close(area.fd)
     seat = Seat(rank, mesh, read_room(later["room"]), lambda: connecting)
-    loaded = bind(artifact, seat=seat, capture=later["capture"], phases=phases, ready=ready)
+    loaded = bind(artifact, seat=seat, capture=later["capture"], phases=phases, ready=ready, clock=later["clock"])
     if device.type == "cuda":
         threading.Thread(target=_look_at_gpu, args=(area, number), name="gpu", daemon=True).start()
     file = read_plan_file(artifact)

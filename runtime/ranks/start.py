@@ -35,6 +35,7 @@ def start_ranks(
     capture: Capture,
     phases: Phases,
     processes: RankProcesses | None = None,
+    clock: bool = False,
 ) -> Leader:
     """Let the processes of the other ranks of a mesh load their parts, all on this machine.
 
@@ -48,6 +49,7 @@ def start_ranks(
     capture       when every rank captures CUDA graphs
     phases        records the phases of rank 0
     processes     the processes, if they were started before; None: start them
+    clock         measure how long the GPU of each pipeline stage computes
 
     Raises TargetError if the GPUs do not suffice, OptionError if a rank's part does not fit, and RankError for a fault
     of another rank.
@@ -65,7 +67,7 @@ def start_ranks(
         )
         leader.connect(collective_backend(device), phases)  # after the free memory was read
         threads = max(1, torch.get_num_threads() // world_size(mesh))
-        leader.decide(room, StepSlots.of(file, limits), whole_plans(file), threads, capture)
+        leader.decide(room, StepSlots.of(file, limits), whole_plans(file), threads, capture, clock=clock)
     return leader
 
 

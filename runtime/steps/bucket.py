@@ -167,6 +167,10 @@ class Bucket:
             self._forget()
             raise
 
+    def captured(self) -> Callable[[], None]:
+        """Return a function to call each time that the graph captured just now has run. It does nothing here."""
+        return lambda: None
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the values that a step returns."""

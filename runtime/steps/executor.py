@@ -112,7 +112,7 @@ class Executor(StepLauncher, Protocol):
     inputs        (attribute) name -> type of each input of a step
     replays       (attribute) whether steps may replay CUDA graphs; a `watch` does not see their instructions
     busy          (attribute) the nanoseconds that it has computed, without those in which it waited for other pipeline
-                  stages; 0 on a GPU
+                  stages; on a GPU only of a pipeline stage, if it was asked for, and late by a few steps
     """
 
     plan: Plan

@@ -270,3 +270,23 @@ def test_a_second_connection_of_the_same_ranks() -> None:
         return found
 
     assert joined(FakeNccl(), 2, work) == [[6.0, 8.0], [5.0, 7.0]]
+
+
+def test_a_second_connection_that_is_made_during_an_abort_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that watches aborts the first one while the second one connects, and does not know the second yet."""
+    connect, ready = NcclCommunicator._connect, threading.Barrier(2)
+    firsts: dict[int, NcclCommunicator] = {}
+
+    def work(one: NcclCommunicator) -> bool:
+        firsts[one.place] = one
+        ready.wait(10)
+        other = one.second(torch.device("cpu"))
+        return other.alive
+
+    def connected(self: NcclCommunicator, nccl: Any, identity: bytes, place: int, *given: Any) -> None:
+        connect(self, nccl, identity, place, *given)
+        if place in firsts:
+            firsts[place].abort()
+
+    monkeypatch.setattr(NcclCommunicator, "_connect", connected)
+    assert joined(FakeNccl(), 2, work) == [False, False]

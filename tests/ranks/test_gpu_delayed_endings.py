@@ -23,6 +23,7 @@ from ingot.ir.artifact.plan import (
     Transfers,
     Value,
 )
+from ingot.ir.errors import InternalError
 from ingot.ir.machine.gpus import TYPICAL
 from ingot.ir.machine.load_context import Communicator, LoadContext
 from ingot.ir.mesh import STAGES, Rank
@@ -235,6 +236,21 @@ def test_a_stage_begins_steps_before_the_ending_of_the_first(machine: Machine) -
         ("endings", "ending"),
         ("steps", "waits for endings 14"),
     ]
+
+
+@pytest.mark.parametrize(("target", "backend"), [("ingot.all_reduce", "nccl"), ("exe.abc", "peer")])
+def test_a_delayed_ending_has_no_collective(
+    target: str, backend: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would use the connection of `tp` from a second stream, in no fixed order with forward passes."""
+    sound = plan(0)
+    total = Instruction(target=target, backend=backend, args=(Ref(ref="own"),), results=("scratch",))
+    first = sound.buckets[0]
+    instructions = (*first.instructions[:2], total, first.instructions[2])
+    changed = sound.model_copy(update={"buckets": (first.model_copy(update={"instructions": instructions}),)})
+    monkeypatch.setitem(globals(), "plan", lambda place: changed)
+    with pytest.raises(InternalError, match=f"the ending of a pipeline stage calls {target}"):
+        executor(0, machine)
 
 
 def test_the_last_stage_ends_at_once(machine: Machine) -> None:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.ir.artifact.plan import BucketPlan, Instruction, Ref
+from ingot.backends.table import BACKENDS
+from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Ref
+from ingot.ir.errors import InternalError
+from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.steps.bucket import Bucket
@@ -58,6 +61,22 @@ class DelayedEndings:
             ended = torch.cuda.Event()
             ended.record(self.stream)
         self.steps.wait_event(ended)
+
+
+def check_delayed(plan: Plan) -> None:
+    """Raise InternalError if an ending that runs next to forward passes has a collective.
+
+    Ranks of a stage would then use one connection, and one shared memory of GPUs, from two streams in no fixed order.
+    """
+    for bucket in plan.buckets:
+        for one in bucket.instructions[bucket.ending :]:
+            op, entry = OPS.get(one.target.removeprefix("ingot.")), BACKENDS.get(one.backend)
+            if (op is not None and op.across is not None) or (entry is not None and entry.joins_collectives):
+                raise InternalError(
+                    f"the ending of a pipeline stage calls {one.target} of the backend '{one.backend}'",
+                    where=f"bucket class {bucket.bucket.name}",
+                    expected="collectives in forward passes alone, on each stage but the last",
+                )
 
 
 def carried_values(plan: BucketPlan, outputs: Collection[str], place: int) -> tuple[str, ...]:

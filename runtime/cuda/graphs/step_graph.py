@@ -145,6 +145,7 @@ class _OneGraph:
             outputs = bucket.end(dims)
             for name, ints in self.read.items():
                 move(outputs[name], ints.device)
+        self._complete = bucket.captured()
         # The views do not keep the memory: the next graph may use it.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
@@ -152,6 +153,8 @@ class _OneGraph:
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
         self._retired.synchronize()  # the step before last has read its inputs and written its results
+        if self._launches:
+            self._complete()
         self._memory.begin_launch()
         self.inputs.fill(inputs)
         self._graph.replay()

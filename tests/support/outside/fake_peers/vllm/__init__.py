@@ -54,10 +54,21 @@ class LLMEngine:
 
 class LLM:
     def __init__(
-        self, *, model: str, load_format: str, enable_prefix_caching: bool, max_model_len: int, **more: object
+        self,
+        *,
+        model: str,
+        load_format: str,
+        enable_prefix_caching: bool,
+        max_model_len: int,
+        tensor_parallel_size: int,
+        **more: object,
     ) -> None:
         assert os.path.exists(f"{model}/config.json") and load_format == "dummy"
-        assert enable_prefix_caching and max_model_len == 5001
+        # A test of peer.py, and one of mesh.py, which leaves shared prefixes out.
+        known = (True, 5001, 1), (False, 4096, 2)
+        assert (enable_prefix_caching, max_model_len, tensor_parallel_size) in known
+        assert (os.environ["NCCL_NVLS_ENABLE"], os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"]) == ("0", "0")
+        assert os.environ["VLLM_FLASHINFER_ALLREDUCE_BACKEND"] == "trtllm", "others create multicast objects"
         assert more == {"skip_tokenizer_init": True, "gpu_memory_utilization": 0.85}
         assert not any(os.path.exists(f"{folder}/vllm_child.py") for folder in sys.path)
         self.llm_engine = LLMEngine()
