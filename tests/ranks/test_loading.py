@@ -194,10 +194,10 @@ def test_a_fault_while_loading_ends_all_ranks(
     path, struck = artifact("llama", "tp=2"), list[float]()
     method = getattr(Leader, moment)
 
-    def strike(self: Leader, *given: Any) -> Any:
+    def strike(self: Leader, *given: Any, **named: Any) -> Any:
         os.kill(self.process_ids[1], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
         struck.append(time.monotonic())
-        return method(self, *given)
+        return method(self, *given, **named)
 
     monkeypatch.setattr(Leader, moment, strike)
     with pytest.raises(RankError) as caught:
