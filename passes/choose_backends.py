@@ -72,16 +72,12 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
     if not claims:
         by = f" by the mask {node.kwargs['mask']}" if "mask" in node.kwargs else ""
         other = "as backend='auto'" if context.target.device == "cpu" else "as backend='reference', which is slow"
-        shorter = ""
-        if is_call(node, ops.paged_choose_positions.overload):
-            shorter = f", or with max_seq_len {node.kwargs['top_k']} or less, which needs no choice of positions"
         raise PassError(
             f"no backend computes {target_name(node.target)}{by}: {'; '.join(reasons)}",
             where=f"%{node.name}, {node.meta.get('origin', '')}",
             expected=f"a claim of {' or '.join(backend.name for backend in context.backends)}",
             hint=f"compile with another backend, {other}, or for another target"
-            + (", or without deterministic" if context.deterministic else "")
-            + shorter,
+            + (", or without deterministic" if context.deterministic else ""),
         )
     return claims
 

@@ -18,7 +18,6 @@ from ingot.passes.pipeline import edit_pipeline
 BACKENDS = (Triton(), Reference(), Rowwise())
 # Ops without kernels on a GPU.
 NO_KERNELS = {"ingot.route", "ingot.sparse_mixer", "ingot.experts"}
-NO_KERNELS |= {"ingot.paged_choose_positions", "ingot.sparse_attention"}
 FIRST = {TINY[name].family: name for name in reversed(TINY)}  # the first checkpoint of each family
 
 

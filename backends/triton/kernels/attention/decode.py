@@ -43,7 +43,9 @@ from ingot.backends.triton.kernels.attention.parts import (
     ended_before,
     first_seen,
     forgets,
+    given_query,
     mean_of,
+    query_rows,
     slopes_of,
     store_rows,
     store_unowned,
@@ -59,27 +61,10 @@ from ingot.backends.triton.kernels.attention.splits import (
     positions_read,
     share_of,
     splits_of,
+    store_split,
     taken,
 )
 from ingot.backends.triton.kernels.rope import gains
-
-
-@triton.jit
-def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
-    """Return the offsets [G] in q of the G q heads that share the k/v head `head`, for one token."""
-    g = tl.arange(0, group_rows(FORM))
-    return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
-
-
-@triton.jit
-def _given_query(q, rows, FORM: tl.constexpr):
-    """Load the first tile [G, FORM.block] of G q heads, without norm or rotary embedding.
-
-    `rows` [G] are the offsets of the heads in q.
-    """
-    d = tl.arange(0, FORM.block)
-    own = tl.arange(0, group_rows(FORM)) < FORM.group
-    return tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit
@@ -193,20 +178,6 @@ def _first_state(
                 weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head, FORM, PREFIXES
             )
     return total, weight_sum, peak
-
-
-@triton.jit
-def _store_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the result of a split (one part of a context) to scratch memory at index `here`.
-
-    `partial` receives the attention `mean` [G, FORM.block_value] of the split. `inside` masks its elements. `sizes`
-    receives the base-2 logarithm of the split's sum of weights.
-    """
-    e = tl.arange(0, FORM.block_value)
-    g = tl.arange(0, group_rows(FORM))
-    into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
-    tl.store(into, mean, mask=inside)
-    tl.store(sizes + here * FORM.group + g, peak + tl.log2(weight_sum), mask=g < FORM.group)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -357,8 +328,8 @@ def decode_attention(
         )  # fmt: skip
         query_tail = None
     else:
-        rows = _query_rows(token, head, FED, FORM)
-        query = _given_query(q, rows, FORM)
+        rows = query_rows(token, head, FED, FORM)
+        query = given_query(q, rows, FORM)
         query_tail = None
         if FORM.tail > 0:
             query_tail = tail_of(q, rows, tl.arange(0, group_rows(FORM)) < FORM.group, FORM)
@@ -420,7 +391,7 @@ def decode_attention(
         store_rows(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
     pair = sequence * FORM.kv_heads + head if SPLITS.single else row
-    _store_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
+    store_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
     if ended_before(arrived + pair) == splits - 1:
         tl.store(arrived + pair, 0)
         merge_splits(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
+from ingot.backends.triton.kernels.attention.constants import group_rows
 
 # The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
 LOWEST = tl.constexpr(-1.0e38)
@@ -239,6 +240,24 @@ def ended_before(counter):
     ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
     return ended
+
+
+@triton.jit
+def query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
+    """Return the offsets [G] in q of the G q heads that share the k/v head `head`, for one token."""
+    g = tl.arange(0, group_rows(FORM))
+    return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
+
+
+@triton.jit
+def given_query(q, rows, FORM: tl.constexpr):
+    """Load the first tile [G, FORM.block] of G q heads, without norm or rotary embedding.
+
+    `rows` [G] are the offsets of the heads in q.
+    """
+    d = tl.arange(0, FORM.block)
+    own = tl.arange(0, group_rows(FORM)) < FORM.group
+    return tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit

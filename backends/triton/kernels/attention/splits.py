@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.parts import LOWEST, forgets, log_sum_exp, size_of
 from ingot.ir.features import sharing as columns
 
@@ -134,6 +135,20 @@ def further_item(
         more += tl.sum(tl.where(own, splits - SPLITS.base - 1, 0))
         before += tl.sum(items)
     return sequence, place, more
+
+
+@triton.jit
+def store_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the result of a split (one part of a context) to scratch memory at index `here`.
+
+    `partial` receives the attention `mean` [G, FORM.block_value] of the split. `inside` masks its elements. `sizes`
+    receives the base-2 logarithm of the split's sum of weights.
+    """
+    e = tl.arange(0, FORM.block_value)
+    g = tl.arange(0, group_rows(FORM))
+    into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
+    tl.store(into, mean, mask=inside)
+    tl.store(sizes + here * FORM.group + g, peak + tl.log2(weight_sum), mask=g < FORM.group)
 
 
 @triton.jit

@@ -8,18 +8,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Below `order_of` of every number: columns without an expert, and experts that are already chosen.
-TAKEN: tl.constexpr = tl.constexpr(-0x80000000)
+from ingot.backends.triton.kernels.order import LEAST, order_of
+
+# Columns without an expert, and experts that are already chosen.
+TAKEN: tl.constexpr = LEAST
 NO_INDEX: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # after all indices
-
-
-@triton.jit
-def order_of(value):
-    """Return an int32 for each float32 of `value`, in the same order. Both zeros are equal, and NaN is the greatest."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    # The bits of negative floats, read as integers, are in reverse order.
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(value != value, NO_INDEX, order)
 
 
 @triton.jit

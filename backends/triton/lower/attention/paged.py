@@ -23,7 +23,7 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 _LENS = 128  # sequences of a program that counts cached positions
 
 
-def _decodes(bucket: BucketClass) -> bool:
+def decodes(bucket: BucketClass) -> bool:
     """Return whether the decode kernel alone computes attention in the steps of a bucket class (a range of step sizes).
 
     It does in steps of up to GPU_FEW_TOKENS tokens. If every sequence has one token, it does up to MOST_DECODED tokens.
@@ -43,7 +43,7 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         return (out,)
     if schedule.bucket.batch_invariant:
         return schedule_invariant(call, schedule)
-    if _decodes(schedule.bucket):
+    if decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
@@ -79,7 +79,7 @@ def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         "the kernel sums the step's tokens apart from the cached ones, so its bits depend on the step",
     )
     call.want(
-        _decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
+        decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
     )
     call.want(
         not mask_of(call).looks_ahead,

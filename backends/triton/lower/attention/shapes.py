@@ -133,10 +133,11 @@ def attention_of(call: Call, sm: int) -> Attention:
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")
     form = _form_of(call, cache)
-    names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
+    names = ("kv", "q", "page_table", "q_starts", "q_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
     arguments: dict[str, Value | Expr | None] = {
         **{name: call.value(name) for name in names},
+        "kv_lens": call.optional("kv_lens"),
         "sinks": call.optional("sinks"),
         "slopes": call.optional("slopes"),
         "tokens": tokens,

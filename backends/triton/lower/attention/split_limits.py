@@ -36,15 +36,23 @@ class SplitLimits:
     shares: int
 
 
+def results_at_once(group: int, value_width: int, tokens: int) -> tuple[int, int]:
+    """Return how many splits, and of how many q heads, one iteration of the loop that merges splits takes.
+
+    `group` q heads share a tile, and a value has `value_width` elements. A step has at most `tokens` tokens.
+    """
+    heads = min(power_of_two(group), _COMBINED_HEADS)
+    return max(1, _COMBINED[tokens == 1] // (heads * tile_width(value_width))), heads
+
+
 def heads_at_once(problem: DecodeProblem) -> int:
     """Return for how many q heads the decode kernel merges splits in one iteration of its loop."""
-    return min(power_of_two(problem.group), _COMBINED_HEADS)
+    return results_at_once(problem.group, problem.cache_form.value_width, problem.tokens)[1]
 
 
 def splits_at_once(problem: DecodeProblem) -> int:
     """Return how many splits (parts of a context) the decode kernel merges in one iteration of its loop."""
-    result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
-    return max(1, _COMBINED[problem.tokens == 1] // result)
+    return results_at_once(problem.group, problem.cache_form.value_width, problem.tokens)[0]
 
 
 def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
