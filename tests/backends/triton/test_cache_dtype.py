@@ -96,7 +96,8 @@ def test_samples(name: str, narrow: torch.dtype, dtype: torch.dtype) -> None:
             step = replace(a_step([(1, 0)], dtype), kv=call["kv"], q=call["q"], q_starts=call["q_starts"])
             agree(name, step, sample.args, sample.kwargs, 64)
         else:
-            dims = {"T": sample.args[1].shape[0]}
+            bound = op.bind(sample.args, sample.kwargs)
+            dims = {"T": len(bound["q"] if "q" in bound else bound["k"])}
             found = run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, dims=dims)
             truths = (op.reference(*args, **sample.kwargs) for args in (sample.args, widened(sample.args)))
             for given in zip(found, *map(listed, truths), strict=True):
@@ -275,7 +276,9 @@ def test_caches_of_other_dtypes_and_gpus_without_eight_bits_are_refused() -> Non
         q, kv = TensorType(torch.bfloat16, ("T", 4, 64)), TensorType(dtype, ("pages", 2, 16, 2, 64))
         few = TensorType(torch.bfloat16, ("T", 2, 64))
         lens = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+        chosen = TensorType(torch.int32, ("T", 8))
         types = {"kv": kv, "q": q, "k": few, "v": few, "page_table": TensorType(torch.int32, ("B", "P")), **lens}
+        types |= {"chosen": chosen} if op == "sparse_attention" else {}
         values: dict[str, Value | None] = {name: Value(one, input=at) for at, (name, one) in enumerate(types.items())}
         return Call(op, values, {"scale": 1.0}, (q,))
 

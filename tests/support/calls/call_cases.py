@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -351,6 +352,42 @@ def _step_latent_attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return calls
 
 
+# Decoding above and below what a token chooses, chunks, and a prompt (tokens fed, positions before); pages.
+_CHOICES = (([(1, 700)], 16), ([(1, 40), (3, 211), (0, 7), (1, 0), (1, 330)], 13), ([(70, 250), (1, 190)], 16))
+
+
+def _choices(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Indexers of odd sizes and DeepSeek's, and attention over their choices by the heads of one device of several, of
+    odd sizes, and all of DeepSeek's. Scores are whole numbers, exact in any order, and many are equal."""
+    calls: Calls = []
+    dtype = draw(1).dtype
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=g).to(dtype)
+
+    indexers = (Heads(3, 1, 24, shared=True), Heads(17, 1, 80, shared=True), Heads(64, 1, 128, shared=True))
+    latents = (
+        Heads(16, 1, 576, 512, shared=True),
+        Heads(5, 1, 40, 32, shared=True),
+        Heads(128, 1, 576, 512, shared=True),
+    )
+    for number, (mix, page) in enumerate(_CHOICES):
+        options = {"page": page, "gap": number % 2, "behind": number}
+        step = paged_step(g, dtype, indexers[number], mix, **options)
+        keys = OPS["kv_append"].reference(step.kv, step.k, None, step.slots)
+        keys = torch.where(keys.isnan(), keys, whole(*keys.shape))
+        weights = torch.randint(-2, 3, step.q.shape[:2], generator=g).float()
+        choice = OneCall(op, (whole(*step.q.shape), keys, weights, *step.lens), {"top_k": (37, 150, 128)[number]})
+        if op == "sparse_attention":
+            (chosen,) = replace(choice, op="paged_choose_positions").reference()
+            over = paged_step(g, dtype, latents[number], mix, **options)
+            kv = OPS["kv_append"].reference(over.kv, over.k, None, over.slots)
+            choice = OneCall(op, (over.q, kv, chosen, *over.lens[:3]), latents[number].options)
+            assert torch.equal(over.kv_lens, step.kv_lens)
+        calls.append(choice)
+    return calls
+
+
 def _pool(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """More tokens than a program takes at a time, rows wider than one, a vector of zeros that gets length 1."""
     calls: Calls = []
@@ -434,6 +471,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "step_attention": _step_attention,
     "step_latent_attention": _step_latent_attention,
+    **dict.fromkeys(("paged_choose_positions", "sparse_attention"), _choices),
     "pool": _pool,
     "feed": _feed,
     "page_slots": _page_slots,

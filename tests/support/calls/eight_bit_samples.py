@@ -13,6 +13,7 @@ from ingot.ir.ops import OPS, Sample
 # Ops that move the rows of a cache.
 _MOVERS = ("move_slots", "state_copy", "state_move", "state_zero")
 OVER_CACHES = ("append_attention", "kv_append", "paged_attention", "partial_attention", "qk_norm_rope_append")
+OVER_CACHES += ("sparse_attention",)
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 NARROW = (FLOAT8, INT8)
 # What an i8 cache holds where nothing was written: a number that is never stored.

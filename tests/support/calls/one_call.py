@@ -29,6 +29,8 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "append_attention": {**_QUERIES, **_LENS},
     "paged_attention": {"q": "T", "ancestors": "T", **_LENS},
     "partial_attention": {"q": "T", **_LENS},
+    "paged_choose_positions": {"q": "T", "weights": "T", **_LENS},
+    "sparse_attention": {"q": "T", "chosen": "T", **_LENS},
     "pool": {"x": "T", "q_starts": "B", "q_lens": "B", "dimensions": "B", "normalize": "B"},
     "step_latent_attention": {
         **dict.fromkeys(("q", "q_rotated", "k", "k_rotated", "v", "before", "before_lse"), "T"),
@@ -78,6 +80,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
 # Arguments that live from step to step: kind, and the symbol of their leading axis.
 _STATES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kv": ("paged_kv", ("pages",)),
+    "keys": ("paged_kv", ("pages",)),
     "token_counts": ("row", ("R",)),
     "last_token": ("row", ("R",)),
     "position": ("row", ("R",)),

@@ -1,4 +1,4 @@
-"""Lowering of `paged_choose_positions`: an indexer's scores of all positions that a token sees, and the best of them."""
+"""Lowering of `paged_choose_positions`: the scores of all positions that a token sees, and the choice of the best."""
 
 from collections.abc import Mapping
 
@@ -56,7 +56,10 @@ def _paged_choose_positions(call: Call, schedule: Schedule) -> tuple[Value, ...]
             (count, sharing),
             {
                 "scores": scores,
-                **{"q": q, "keys": keys, "weights": weights, "page_table": table},
+                "q": q,
+                "keys": keys,
+                "weights": weights,
+                "page_table": table,
                 **lens,
                 "first": first,
                 "sequences": sequences,
