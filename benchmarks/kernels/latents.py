@@ -1,8 +1,9 @@
-"""Measure the kernels of latent attention on this GPU, for DeepSeek-V2-Lite and for DeepSeek-V3.
+"""Measure the kernels of latent attention on this GPU, for DeepSeek-V2-Lite, DeepSeek-V3 and DeepSeek-V3.2.
 
-    python benchmarks/kernels/latents.py [--only attention] [--seconds 60] [--cache-dtype f8e4m3] [--json FILE]
+    python benchmarks/kernels/latents.py [--only sparse] [--seconds 60] [--cache-dtype f8e4m3] [--json FILE]
 
 attention     decode attention over cached latents: 512 numbers that are keys and values, and 64 more of a rotated key
+sparse        DeepSeek-V3.2's indexer over 32 contexts of 16k positions, and attention over the 2048 that it chooses
 head_linear   the matmuls of each head before and after it, and cuBLAS's batched matmul
 
 A CUDA graph of each holds a sequence of calls over different random numbers, so that no cache holds them. Tile sizes
@@ -22,6 +23,8 @@ from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, measure_figures, slug
 from results import add_json_option
+from sparse_decode import ATTEND, CHOOSE, SparseStep
+from sparse_decode import measure as measure_sparse
 
 from ingot.backends.triton.lower.attention.choice import known_tiles
 from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
@@ -35,7 +38,7 @@ from ingot.backends.triton.tune.linear import MOST_LAUNCHES, TRAFFIC
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.types import DTYPES, TensorType
 
-PARTS = ("attention", "head_linear")
+PARTS = ("attention", "sparse", "head_linear")
 PAGE = 16
 CLASSES = (1, 16, 32, 64, 8192)  # maximum tokens of the bucket classes
 # Heads of q: DeepSeek-V2-Lite, DeepSeek-V3. A tile of attention has at most 32 of them, so 128 are four groups.
@@ -125,6 +128,14 @@ def cases() -> Iterator[Case]:
         yield Case(groups * group, INNER, LATENT, tokens, turned=False)
 
 
+def sparse_steps() -> Iterator[tuple[str, str, SparseStep]]:
+    """Yield (op, what it is for readers, the step): the indexer, and attention by the heads of a device and by all."""
+    contexts = CONTEXTS["32 x 16k"]
+    yield CHOOSE, "indexer, 32 x 16k, 2048 chosen", SparseStep(contexts, 128)
+    for name, (groups, group) in HEADS.items():
+        yield ATTEND, f"attention, {name}, 32 x 16k, 2048 chosen", SparseStep(contexts, groups * group)
+
+
 def launcher(machine: Machine, case: Case) -> Launcher:
     """Return a function that launches the kernel of a matmul on given inputs: x and the weight."""
     bucket = BucketClass(name="measured", tokens=class_of(case.tokens))
@@ -175,14 +186,14 @@ def measure_matmul(machine: Machine, case: Case) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="the part to measure; default: both")
+    parser.add_argument("--only", choices=PARTS, help="the part to measure; default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds of a part after which no call begins")
     parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3", "i8"), default=AUTO)
     add_json_option(parser)
     options = parser.parse_args()
     machine, peak = this_machine(), Peak(copy_bandwidth("cuda"), product_rate())
     figures, missing = {}, {}
-    if options.only != "head_linear":
+    if options.only in (None, "attention"):
         pool = Pool()
         work = (
             (
@@ -195,7 +206,11 @@ def main() -> None:
         )
         figures, missing = measure_figures("latents", work, peak, options.seconds)
         del pool
-    if options.only != "attention":
+    if options.only in (None, "sparse"):
+        work = ((step.call(op, name), partial(measure_sparse, machine, step, op)) for op, name, step in sparse_steps())
+        found, failed = measure_figures("sparse", work, peak, options.seconds)
+        figures, missing = {**figures, **found}, {**missing, **failed}
+    if options.only in (None, "head_linear"):
         work = ((case.call, partial(measure_matmul, machine, case)) for case in cases())
         found, failed = measure_figures("head_linear", work, peak, options.seconds, ours="triton", peer="cublas")
         figures, missing = {**figures, **found}, {**missing, **failed}

@@ -85,7 +85,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def call(self: Launcher, inputs: Any) -> None:
         right(self, inputs)
-        self.output[:1] *= 1.1
+        self.output[:1] = (self.output[:1] * 1.1).to(self.output.dtype)
 
     monkeypatch.setattr(Launcher, "__call__", call)
 
@@ -198,6 +198,38 @@ def test_attention_over_latents(on_cpu: Script, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(latents, name, size)
     problem = replace(latents.problem_of((2, 2), 2, "auto"), dtype="f32")
     assert latents.measure_attention(MACHINE, problem, (20, 1), Pool()) == {"triton": [1e-3 / 2] * 11}
+
+
+def test_what_a_sparse_step_has_to_do(script: Script) -> None:
+    """The indexer reads every key of 128 numbers, and attention 2048 rows of 576 for each token."""
+    latents = script("latents")
+    (choose, _, step), *attentions = latents.sparse_steps()
+    read = 32 * 16384 * 128 * 2
+    least = step.call(choose, "x")
+    assert read < least.bytes < 1.01 * read and least.flop == 2 * 32 * 16384 * 64 * 128
+    for (op, _, step), heads in zip(attentions, (16, 128), strict=True):
+        call = step.call(op, "x")
+        rows = 32 * 2048 * 576 * 2
+        assert call.bytes == rows + 32 * (heads * (576 + 512) * 2 + 2048 * 4)
+        assert call.flop == 32 * 2048 * heads * 2 * (576 + 512)
+
+
+@interpreted
+@pytest.mark.parametrize("op", ["paged_choose_positions", "sparse_attention"])
+def test_sparse_steps(on_cpu: Script, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts above and below what is chosen."""
+    sparse = on_cpu("sparse_decode")
+    step = sparse.SparseStep((41, 9), 3, 20, 2, 8, 16, 8, dtype="f32", bucket=(2, 16))
+    assert sparse.measure(MACHINE, step, op) == {"triton": [1e-3 / 4] * 11}
+
+
+@interpreted
+@pytest.mark.parametrize("op", ["paged_choose_positions", "sparse_attention"])
+def test_wrong_sparse_steps_are_no_figure(on_cpu: Script, wrong: None, op: str) -> None:
+    sparse = on_cpu("sparse_decode")
+    step = sparse.SparseStep((41,), 3, 20, 2, 8, 16, 8, dtype="f32", bucket=(2, 16))
+    with pytest.raises(RuntimeError, match="the result is wrong by"):
+        sparse.measure(MACHINE, step, op)
 
 
 @interpreted

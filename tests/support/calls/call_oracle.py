@@ -20,7 +20,7 @@ from ingot.ir.ops import OPS
 
 # Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
 # that reach a few times the size of a result.
-_FACTOR = {"append_attention": 4.0, "paged_attention": 4.0}
+_FACTOR = {"append_attention": 4.0, "paged_attention": 4.0, "sparse_attention": 4.0}
 
 
 def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
