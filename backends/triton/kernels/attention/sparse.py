@@ -159,8 +159,9 @@ def sparse_attention(
     if splits == 1:
         store_rows(out, None, pair.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
-    inside = own[:, None] & (tl.arange(0, BLOCK_VALUE) < FORM.value_dim)[None, :]
-    store_split(partial, sizes, pair.to(tl.int64) * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
-    if ended_before(arrived + pair) == splits - 1:
-        tl.store(arrived + pair, 0)
-        merge_splits(out, None, partial, sizes, pair, pair.to(tl.int64), splits, FORM, SPLITS)
+    if SPLITS.most > 1:
+        inside = own[:, None] & (tl.arange(0, BLOCK_VALUE) < FORM.value_dim)[None, :]
+        store_split(partial, sizes, pair.to(tl.int64) * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
+        if ended_before(arrived + pair) == splits - 1:
+            tl.store(arrived + pair, 0)
+            merge_splits(out, None, partial, sizes, pair, pair.to(tl.int64), splits, FORM, SPLITS)

@@ -21,6 +21,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 _MOST_ROWS = 64
 # Most splits of a token's list. The merge of their results is unrolled, and takes time with each.
 _MOST_SPLITS = 16
+# Most q heads whose splits a program merges at once. With twice as many, latents of 512 elements spill for sm_90.
+_MOST_MERGED = 16
 # The positions of a list that fit into a program's registers: 32 for each of 256 threads.
 _MOST_LISTED = 1 << 13
 
@@ -57,7 +59,7 @@ def _sparse_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # Blocks of a split are full, but for the last one of a list.
     chunk = -(-listed // (splits * tiles.keys)) * tiles.keys
     splits = -(-listed // chunk)
-    at_once, heads_at_once = results_at_once(form.group, form.value_dim, most)
+    at_once, heads_at_once = results_at_once(min(form.group, _MOST_MERGED), form.value_dim, most)
     cut = Splits(
         chunk=chunk, base=splits, shares=0, most=splits, at_once=min(power_of_two(splits), at_once),
         heads_at_once=heads_at_once, scan=WARP * tiles.warps, single=False, fed_apart=False,
