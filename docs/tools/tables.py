@@ -290,7 +290,7 @@ _NO_TRAITS = (
 )
 
 
-_NO_TRAITS_OF_EXPERTS = ("limit", "alpha", "least_sum", "one_row", "stored", "place")
+_NO_TRAITS_OF_EXPERTS = ("limit", "alpha", "least_sum", "by_logits", "one_row", "stored", "place")
 
 
 # Specs of a single family; their fields are sizes, norms and parts.

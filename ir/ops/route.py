@@ -56,6 +56,7 @@ def _fake(
     kept_groups: int = 1,
     group_best: int = 2,
     scale: float = 1.0,
+    by_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_experts = check_logits(router_logits, top_k)
     _check_groups(num_experts, top_k, groups, kept_groups, group_best)
@@ -63,6 +64,8 @@ def _fake(
         raise VerifyError(f"scores '{scores:.80}'", where="ingot.route", expected=", ".join(SCORES))
     if bias is not None and (bias.shape != (num_experts,) or bias.dtype != router_logits.dtype):
         raise VerifyError(f"bias {bias.dtype} {list(bias.shape)}", expected=f"{router_logits.dtype} [{num_experts}]")
+    if by_logits and (bias is not None or groups > 1):
+        raise VerifyError("experts are chosen by logits", expected="no bias and one group, which are for scores")
     return _empty(router_logits, top_k)
 
 
@@ -80,6 +83,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample((logits,), {"top_k": 3}),
         Sample((logits,), {"top_k": 2, "renormalize": True}),
         Sample((logits[:1], bias), {"top_k": 1, "scores": "sigmoid"}),
+        Sample((logits + 20,), {"top_k": 2, "scores": "sigmoid", "by_logits": True}),
         Sample((logits, bias), {"top_k": 3, "scale": 2.5, **grouped}),
         Sample((logits, bias), {"top_k": 4, "group_best": 1, **grouped}),
     ]
@@ -98,6 +102,7 @@ def route(
     kept_groups: int = 1,
     group_best: int = 2,
     scale: float = 1.0,
+    by_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose `top_k` experts for each token: return their weights f32[T, top_k] and their indices i32[T, top_k].
 
@@ -106,6 +111,9 @@ def route(
     choice alone, as in DeepSeek-V3 (arXiv 2412.19437). A weight is the expert's score without bias, times `scale`.
     `renormalize` divides it by the sum of the chosen scores, or by `least_sum` if the sum is less. With softmax this
     equals a softmax over the chosen logits.
+
+    With `by_logits`, the experts with the highest logits are chosen. Scores are rounded, so different logits may have
+    equal scores: from 17 on, a sigmoid in float32 is 1. It needs one group and no bias.
 
     With several `groups` of successive experts, only the `kept_groups` best groups are open to the choice. A group's
     score is the sum of its `group_best` best scores, bias included.
@@ -118,9 +126,10 @@ def route(
         groups=groups,
         kept_groups=kept_groups,
         group_best=group_best,
+        by_logits=by_logits,
     )
     all_scores = router_logits.softmax(-1) if scores == "softmax" else router_logits.sigmoid()
-    by = all_scores if bias is None else all_scores + bias
+    by = router_logits if by_logits else all_scores if bias is None else all_scores + bias
     if groups > 1:
         grouped = by.unflatten(-1, (groups, -1))
         of_groups = grouped.sort(dim=-1, descending=True, stable=True).values[..., :group_best].sum(-1)

@@ -29,6 +29,7 @@ class RouterSpec:
     kept_groups   number of groups that are open to a token's choice
     group_best    a group's score is the sum of this number of its best scores
     scale         a factor on the weights
+    by_logits     whether the experts with the highest logits are chosen, of which scores may be equal by rounding
     jitter        chooses two experts by SparseMixer with this constant, and the fields above do not count; None: no
                   SparseMixer
     bias          whether the linear has a bias
@@ -46,6 +47,7 @@ class RouterSpec:
     kept_groups: int = 1
     group_best: int = 2
     scale: float = 1.0
+    by_logits: bool = False
     jitter: float | None = None
     bias: bool = False
     wide: bool = False
@@ -61,6 +63,7 @@ class RouterSpec:
             options |= {"least_sum": self.least_sum} if self.least_sum else {}
         if self.groups > 1:
             options |= {"groups": self.groups, "kept_groups": self.kept_groups, "group_best": self.group_best}
+        options |= {"by_logits": True} if self.by_logits else {}
         return {**options, "scale": self.scale} if self.scale != 1 else options
 
 

@@ -122,7 +122,7 @@ def _read_experts(config: ConfigReader, activation: str) -> ExpertsSpec:
     return ExpertsSpec(
         experts,
         width,
-        RouterSpec(top_k, scores="sigmoid", stored="router"),
+        RouterSpec(top_k, scores="sigmoid", by_logits=True, stored="router"),
         activation,
         weigh_input=True,
         shared=SharedSpec(GatedSpec(width, activation, names=GatedNames("shared_expert"))),

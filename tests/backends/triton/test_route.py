@@ -27,6 +27,7 @@ MODELS: list[tuple[int, dict[str, Any]]] = [
     (160, {"top_k": 6, "groups": 8, "kept_groups": 3, "group_best": 1, "scale": 16.0}),
     (512, {"top_k": 16}),
     (7, {"top_k": 7, "scores": "sigmoid"}),
+    (16, {"top_k": 3, "scores": "sigmoid", "by_logits": True}),
 ]
 
 
@@ -50,8 +51,16 @@ def test_sizes_of_models(experts: int, options: dict[str, Any], ties: bool) -> N
         logits, bias = logits.round(), bias.round()
         logits[0] = 0.0
     check("route", (logits,), options)
-    check("route", (logits, bias), options)
+    if not options.get("by_logits"):
+        check("route", (logits, bias), options)
     check("sparse_mixer", (logits,), {"jitter": 0.3})
+
+
+def test_logits_of_equal_scores_are_told_apart() -> None:
+    """From 17 on, a sigmoid in float32 is 1."""
+    logits = 20 + torch.arange(12.0).view(1, 12)[:, torch.randperm(12, generator=torch.Generator().manual_seed(1))]
+    for options in ({}, {"by_logits": True}):
+        check("route", (logits,), {"top_k": 3, "scores": "sigmoid", **options})
 
 
 @pytest.mark.parametrize("name", LOWERINGS)

@@ -8,6 +8,7 @@ import transformers
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -69,6 +70,22 @@ def test_route_is_transformers_router(name: str) -> None:
         assert not torch.equal(ops.route(logits.float(), top_k=3, **options)[1], found), "the bias changes no choice"
 
 
+def test_route_by_logits_is_llama_4s_router() -> None:
+    """Which orders logits. From 17 on their scores are all 1, and the first experts would be chosen."""
+    config = transformers.Llama4TextConfig(hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=3)
+    router = Llama4Router(config)
+    _randomized(router)
+    x = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(2)) * 20
+    with torch.no_grad():
+        scores, logits = router(x)
+    assert int((scores == 1).sum(-1).max()) == 3
+    for function in (ops.route.reference, ops.route.rowwise, ops.route):
+        weights, chosen = function(logits, top_k=3, scores="sigmoid", by_logits=True)
+        assert torch.equal(chosen.long(), logits.topk(3, dim=-1).indices)
+        torch.testing.assert_close(torch.zeros_like(scores).scatter(-1, chosen.long(), weights), scores)
+    assert not torch.equal(ops.route(logits, top_k=3, scores="sigmoid")[1], chosen), "no scores are equal"
+
+
 @pytest.mark.parametrize("jitter", [0.01, 0.2, 0.8])
 def test_sparse_mixer_is_transformers(jitter: float) -> None:
     logits = torch.randn(60, EXPERTS, generator=torch.Generator().manual_seed(3))
@@ -98,6 +115,7 @@ def test_a_sum_of_zero_is_no_divisor() -> None:
         (torch.float32, {"top_k": 13}, "top_k is 13"),
         (torch.float32, {"top_k": 0}, "top_k is 0"),
         (torch.float32, {"top_k": 2, "scores": "tanh"}, "scores 'tanh'"),
+        (torch.float32, {"top_k": 4, "groups": 2, "kept_groups": 1, "by_logits": True}, "chosen by logits"),
         (torch.float32, {"top_k": 2, "groups": 5}, "12 experts in 5 groups"),
         (torch.float32, {"top_k": 2, "groups": 0}, "12 experts in 0 groups"),
         (torch.float32, {"top_k": 2, "groups": 3, "kept_groups": 4}, "4 of 3 groups are kept"),

@@ -78,6 +78,7 @@ def route(
     KEPT: tl.constexpr,
     BEST: tl.constexpr,
     SCALE: tl.constexpr,
+    BY_LOGITS: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_CHOICES: tl.constexpr,
@@ -104,6 +105,8 @@ def route(
         power = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
         score = tl.div_rn(power, tl.sum(tl.sum(power, 1), 0))
     by = score
+    if BY_LOGITS:
+        by = logit
     if bias is not None:
         by += added
     order = tl.where(expert, order_of(by), TAKEN)

@@ -46,6 +46,7 @@ def _route(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         "KEPT": asked["kept_groups"],
         "BEST": asked["group_best"],
         "SCALE": float(asked["scale"]),
+        "BY_LOGITS": asked["by_logits"],
         "BLOCK_GROUPS": block_groups,
         "BLOCK_SIZE": block_size,
         "BLOCK_CHOICES": power_of_two(asked["top_k"]),

@@ -74,7 +74,7 @@ SIZES: dict[str, Change] = {
     "ExpertsSpec.experts": each(ExpertsSpec, lambda one: replace(one, experts=one.experts - 1)),
 }
 STORAGE = ("ExpertsSpec.names", "ExpertsSpec.place", "RouterSpec.stored", "RouterSpec.one_row")
-# A sum that small needs logits below -20.
-ROUNDING = ("RouterSpec.wide", "RouterSpec.least_sum")
+# A sum that small needs logits below -20, and scores that are equal by rounding logits above 17.
+ROUNDING = ("RouterSpec.wide", "RouterSpec.least_sum", "RouterSpec.by_logits")
 PARTS = ("ExpertsSpec.router", "SharedSpec.mlp")
 NAMES = (ExpertNames,)
