@@ -18,6 +18,8 @@ from one_call import OneCall, moved
 
 from ingot.backends.cublas import load as cublas
 from ingot.backends.triton import load as triton
+from ingot.ir import ops
+from ingot.ir.formats import find_format, quantize
 from ingot.runtime.loading.load_context import on_one_device
 
 pytestmark = pytest.mark.xdist_group("every_op")
@@ -98,6 +100,25 @@ def test_matmuls_of_many_tokens(dtype: torch.dtype) -> None:
         args = [None if value is None else moved(value, "cuda") for value in call.args]
         problem = difference(call, [linear(*args).cpu()])
         assert problem is None, problem
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 37, 257])
+@pytest.mark.parametrize("format", ["fp8", "fp8_per_channel_per_token", "fp8_block128"])
+def test_matmuls_of_eight_bit_elements(format: str, tokens: int) -> None:
+    """By cuBLAS, which adds up in an order of its own: results differ by as much as they are rounded."""
+    multiply, found, dtype = cublas.find_op("ingot.rounded_linear"), find_format(format), torch.bfloat16
+    assert multiply is not None and found.activations is not None
+    g = torch.Generator().manual_seed(tokens)
+    parts = quantize(torch.randn(1152, 1024, generator=g) / 32, found)
+    rows = found.activations.elements(torch.randn(tokens, 1024, generator=g), None)
+    bias = () if found.activations.columns else (torch.randn(1152, generator=g).to(dtype),)
+    call = OneCall("rounded_linear", (*rows, *parts.values(), *bias), {"format": format, "dtype": dtype})
+    result = multiply(*(moved(value, "cuda") for value in call.args), **call.kwargs).cpu()
+    exact = ops.rounded_linear.reference(*call.args, format=format, dtype=torch.float64)
+    error, rounding = ((one.double() - exact).norm() / exact.norm() for one in (result, exact.to(dtype)))
+    print(f"{format}, {tokens} tokens: error {error:.1e}, of the rounding to bf16 {rounding:.1e}")
+    assert error < 1.5 * rounding
 
 
 def in_a_row(execute: Callable[..., list[torch.Tensor]], call: OneCall, count: int) -> list[list[torch.Tensor]]:

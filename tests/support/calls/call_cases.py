@@ -178,23 +178,14 @@ def _dequantize(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return calls
 
 
-def _rounding(op: str, draw: Draw, g: torch.Generator) -> Calls:
-    """Rows, rounded for each format that kernels read and that rounds activations; and products of them."""
+def _round_rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Rows, rounded for each format that kernels read and that rounds activations."""
     calls: Calls = []
-    stored = [one for one in _STORED if not why_not_separate(find_format(one[0]))]
-    for (name, n, k), tokens in zip(stored, itertools.cycle(_TOKENS), strict=False):
-        format = find_format(name)
-        assert format.activations is not None
-        columns = k // (format.activations.columns or 1) * (format.activations.columns or 1)
-        x = draw(tokens, columns)
-        if op == "round_rows":
-            calls.append(OneCall(op, (x,), {"format": name}))
-            continue
-        parts = quantize(torch.randn(n, columns, generator=g) * columns**-0.5, format)
-        rows = format.activations.elements(x.float(), None)
-        bias = (draw(n),) if n % 2 else ()
-        args = (*rows, parts["weight"], parts["scales"], *bias)
-        calls.append(OneCall(op, args, {"format": name, "dtype": x.dtype}))
+    rounded = [(name, k) for name, _, k in _STORED if not why_not_separate(find_format(name))]
+    for (name, k), tokens in zip(rounded, itertools.cycle(_TOKENS), strict=False):
+        rule = find_format(name).activations
+        assert rule is not None
+        calls.append(OneCall(op, (draw(tokens, k // (rule.columns or 1) * (rule.columns or 1)),), {"format": name}))
     return calls
 
 
@@ -462,8 +453,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "head_linear": _head_linear,
     "quant_linear": _quant_linear,
     "dequantize": _dequantize,
-    "round_rows": _rounding,
-    "rounded_linear": _rounding,
+    "round_rows": _round_rows,
     **dict.fromkeys(("lora_shrink", "lora_expand"), _lora),
     "experts": _experts,
     **dict.fromkeys(("route", "sparse_mixer"), _routers),

@@ -57,7 +57,6 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "quant_linear": {"x": "T"},
     "dequantize": {},
     "round_rows": {"x": "T"},
-    "rounded_linear": {"x": "T", "x_scales": "T"},
     "experts": {"x": "T", "weights": "T", "chosen": "T"},
     "route": {"router_logits": "T"},
     "sparse_mixer": {"router_logits": "T"},
