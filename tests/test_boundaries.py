@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,9 @@ FORBIDDEN = [
     ("front-door", "ingot.backends.one.load", "ingot.cli.commands.part"),
     *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("bench", "compile", "debug", "report")),
     *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("harness", "vllm_api")),
+    *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("quantizing", "rounding")),
     *(("other-interfaces", "ingot.harness.part", f"ingot.{folder}.part") for folder in ("compile", "cli.commands")),
+    *(("other-interfaces", "ingot.harness.part", f"ingot.{folder}.part") for folder in ("quantizing", "rounding")),
     *(("other-interfaces", "ingot.vllm_api.part", f"ingot.{folder}.part") for folder in ("bench", "frontend")),
     *(("serve", "ingot.serve.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
     ("serve", "ingot.serve.part", "ingot.cli.progress"),
@@ -159,6 +162,7 @@ FORBIDDEN = [
     ),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
     *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
+    *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("quantizing", "rounding")),
     ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),
     ("commands", "ingot.report.part", "ingot.cli.main"),
     *(("ir-machine", "ingot.ir.machine.part", f"ingot.ir.{shelf}.part") for shelf in SHELVES[:2]),
@@ -183,6 +187,26 @@ def test_each_contract_can_fail(tmp_path: Path, contract: str) -> None:
     assert violations
     write_package(tmp_path, [*ALLOWED, violations[0]])
     assert contract in broken_contracts(tmp_path)
+
+
+def test_contracts_name_each_forbidden_import() -> None:
+    """The package that a contract has to name is the imported module, or one that holds it."""
+
+    def names(pattern: str, module: str) -> bool:
+        return any(fnmatchcase(parent, pattern) for parent in packages(module))
+
+    unnamed = [
+        (contract, imported)
+        for contract, _, imported in FORBIDDEN
+        if not any(names(pattern, imported) for pattern in CONTRACTS[contract]["forbidden_modules"])
+    ]
+    assert unnamed == []
+
+
+def packages(module: str) -> list[str]:
+    """A module and the packages that hold it: `a.b` and `a` of `a.b`."""
+    parts = module.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 @pytest.mark.slow
