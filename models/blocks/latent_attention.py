@@ -16,15 +16,20 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class LatentNames:
-    """The names of a latent attention's tensors in the checkpoint.
+    """The names of the tensors of attention with latents in the checkpoint.
 
     place      the attention's prefix within the layer
     q          the linear of q, if q has no latent
     q_down     the linear from hidden states to the latent of q
     q_up       the linear from the latent of q to q. Its rows are [heads, inner + rotated].
-    kv_down    the linear from hidden states to the latent of keys and values, and to the rotated key after it
+    kv_down    the linear to the latent of keys and values, and to the rotated key after it
     kv_up      the matrix from that latent to keys and values. Its rows are [heads, inner + value_width].
     o          the output linear
+
+    These belong to latents that are made of keys and values (`NormedLatentAttentionSpec`):
+
+    k, v       the linears of keys and values
+    q_rotated  the matrix [heads * rotated, head_dim] that makes the rotated part of each head's query of the query
     """
 
     place: str = "self_attn"
@@ -34,6 +39,9 @@ class LatentNames:
     kv_down: str = "kv_a_proj_with_mqa"
     kv_up: str = "kv_b_proj"
     o: str = "o_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    q_rotated: str = "q_rope_proj"
 
 
 @dataclass(frozen=True)

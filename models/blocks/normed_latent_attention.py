@@ -9,32 +9,11 @@ import torch
 
 from ingot.ir import ops
 from ingot.ir.types import Split
-from ingot.models.blocks.latent_attention import rotate_in_parts, up_matrices
+from ingot.models.blocks.latent_attention import LatentNames, rotate_in_parts, up_matrices
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, RotarySpec
 from ingot.models.params import Place, parameter
-
-
-@dataclass(frozen=True)
-class NormedLatentNames:
-    """The names of the tensors in the checkpoint.
-
-    place        the attention's prefix within the layer
-    q, k, v, o   the four linears of an attention
-    q_rotated    the matrix [heads * rotated, head_dim] that makes the rotated part of each head's query of the query
-    kv_down      the linear from keys and values of all heads to the latent, and to the rotated key after it
-    kv_up        the matrix from the latent to keys and values. Its rows are [heads, 2 * head_dim].
-    """
-
-    place: str = "self_attn"
-    q: str = "q_proj"
-    k: str = "k_proj"
-    v: str = "v_proj"
-    o: str = "o_proj"
-    q_rotated: str = "q_rope_proj"
-    kv_down: str = "kv_a_proj_with_mqa"
-    kv_up: str = "kv_b_proj"
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class NormedLatentAttentionSpec:
     o_bias: bool = False
     rotary: RotarySpec = field(default_factory=RotarySpec)
     rope_heads: int = 1
-    names: NormedLatentNames = NormedLatentNames()
+    names: LatentNames = field(default_factory=LatentNames)
 
     def __post_init__(self) -> None:
         assert self.rotated % self.rope_heads == 0, "the parts of the rotated elements are equal"

@@ -11,7 +11,6 @@ from ingot.convert.mla.source import FOLDED, Heads
 from ingot.ir import recipe
 from ingot.ir.recipe import Recipe
 from ingot.models.blocks.latent_attention import LatentNames
-from ingot.models.blocks.normed_latent_attention import NormedLatentNames
 
 # The matrices of a conversion are named "mla:LAYER.NAME", as tensors of a further checkpoint are.
 ALIAS = "mla"
@@ -94,7 +93,7 @@ class _Layer:
 
     def normed(self) -> dict[str, Recipe]:
         """Return the further tensors of an attention with norms, whose linears stay as they are."""
-        spec, names = self.heads.spec, NormedLatentNames()
+        spec, names = self.heads.spec, LatentNames()
         of_heads = spec.heads // spec.kv_heads
         turns = torch.cat([self._of_head(head // of_heads) for head in range(spec.heads)])
         found = {

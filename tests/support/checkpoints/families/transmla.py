@@ -17,7 +17,7 @@ from tiny_checkpoint import MAX_SEQ_LEN, Tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.latent_attention import LatentAttentionSpec
-from ingot.models.blocks.normed_latent_attention import NormedLatentAttentionSpec, NormedLatentNames
+from ingot.models.blocks.normed_latent_attention import NormedLatentAttentionSpec
 
 _LLAMA, _QWEN = "LlamaMLAForCausalLM", "Qwen3MLAForCausalLM"
 _ROPES = ("default", "linear", "llama3")
@@ -271,4 +271,3 @@ MUTATIONS = (
 SIZES: Mapping[str, Change] = {f"NormedLatentAttentionSpec.{name}": _doubled(name) for name in _SIZED}
 STORAGE = ("NormedLatentAttentionSpec.names",)
 PARTS = tuple(f"NormedLatentAttentionSpec.{name}" for name in ("q_norm", "k_norm", "rotary"))
-NAMES = (NormedLatentNames,)
