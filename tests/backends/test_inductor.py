@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from drawn import drawn, in_one_of
-from every_op import DTYPES, L_MAX, SHARES, T_MAX, EveryOp, every_op
+from every_op import DTYPES, L_MAX, SHARES, T_MAX, EveryOp, check_samples, every_op
 from staged import BUCKET, staged, traced
 from tiny import TINY
 
@@ -31,7 +31,6 @@ from ingot.ir.errors import BackendError
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
 from ingot.ir.numerics.contracts import Measured, breach
-from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, Stage
@@ -106,10 +105,7 @@ def test_the_signature_is_the_regions(built: Built) -> None:
 def test_every_op_on_its_samples(built: Built) -> None:
     results = built(built.every.inputs(tokens=5, rows=2))
     assert {op.name for op, *_ in built.every.samples} == {name for name, op in OPS.items() if op.fusible}
-    for op, dtype, sample, names in built.every.samples:
-        expected = op.reference(*sample.args, **sample.kwargs)
-        for name, right in zip(names, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            assert (problem := compare(results[name], right, right.dtype)) is None, f"{op.name} in {dtype}: {problem}"
+    check_samples(built.every, results)
 
 
 def test_a_dtype_that_cxx_cannot_name_is_refused() -> None:

@@ -4,14 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from drawn import drawn_in_one_of
-from every_op import L_MAX, T_MAX, EveryOp, every_op
+from every_op import L_MAX, T_MAX, every_op
+from onnx_cases import REFUSED, WITHOUT, Built, Run, build_every_op
 from staged import BUCKET
 from tiny import TINY
 
@@ -23,22 +23,15 @@ from ingot.backends.onnx.translate import TRANSLATIONS
 from ingot.compile.competing import competitors
 from ingot.ir import ops
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError, TargetError
-from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
-from ingot.ir.numerics.contracts import Measured, breach
-from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.runtime.loading.load_context import on_one_device
 
 TARGET = Target.detect("cpu")
-# Fusible ops without a translation: formats of weights are too many for a table of nodes.
-WITHOUT = {"quant_linear"}
-
 pytestmark = pytest.mark.xdist_group("onnx")
 
 
@@ -48,19 +41,7 @@ def _packages() -> None:
         pytest.importorskip(package)
 
 
-@dataclass(frozen=True)
-class Built:
-    every: EveryOp
-    executable: Executable
-    run: Callable[..., Sequence[torch.Tensor]]
-    folder: Path
-
-    def __call__(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = self.run(*(inputs[name] for name in self.every.body.input_types()))
-        return dict(zip(self.every.outputs, found, strict=True))
-
-
-def emitted(body: Program, folder: Path) -> tuple[Executable, Callable[..., Sequence[torch.Tensor]]]:
+def emitted(body: Program, folder: Path) -> tuple[Executable, Run]:
     executable = Onnx().emit(body, "key", TARGET, folder)
     return executable, load(executable, folder, on_one_device("cpu"))
 
@@ -69,34 +50,17 @@ def emitted(body: Program, folder: Path) -> tuple[Executable, Callable[..., Sequ
     scope="module", params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    every = every_op([request.param], without=WITHOUT)
-    folder = tmp_path_factory.mktemp("onnx")
-    return Built(every, *emitted(every.body, folder), folder)
+    return build_every_op(request.param, tmp_path_factory.mktemp("onnx"), emitted)
 
 
 def test_every_op_on_its_samples(built: Built) -> None:
-    results = built(built.every.inputs(tokens=5, rows=2))
-    fusible = {name for name, op in OPS.items() if op.fusible}
-    assert {op.name for op, *_ in built.every.samples} == fusible - WITHOUT
-    for op, dtype, sample, names in built.every.samples:
-        expected = op.reference(*sample.args, **sample.kwargs)
-        for name, right in zip(names, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            assert (problem := compare(results[name], right, right.dtype)) is None, f"{op.name} in {dtype}: {problem}"
+    built.check_samples()
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (3, 2), (7, L_MAX), (64, 1), (T_MAX, L_MAX)])
 def test_any_size(built: Built, tokens: int, rows: int) -> None:
-    """One model for any T and L: as near to float64 as the interpreter is, with the promised types and strides."""
-    inputs = built.every.inputs(tokens, rows, seed=tokens)
-    found = built(inputs)
-    plain, exact = (interpret(built.every.body, inputs, exact=exact) for exact in (False, True))
-    for name, node in built.every.body.output_nodes().items():
-        assert node.meta["type"].mismatch(found[name], {"T": tokens, "L": rows}) is None
-        right = exact[name]
-        problem = breach(
-            Numerics.ROUNDING, Measured(plain[name], right), Measured(found[name], right), plain[name].dtype
-        )
-        assert problem is None, f"{name} at {tokens}: {problem}"
+    """One model for any T and L."""
+    built.check_size(tokens, rows)
 
 
 def test_every_translation_is_of_an_op() -> None:
@@ -219,22 +183,9 @@ def test_threads_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.intra_op_num_threads for one in seen] == [3]
 
 
-REFUSED = {
-    "an op": ("ingot.embedding(%i, %x) : f32[T, 8]", "no translation of ingot.embedding to ONNX"),
-    "integers": ("aten.add.Tensor(%i, 1) : i32[T]", "no translation of aten.add.Tensor with i32[T] to ONNX"),
-    "a dtype": (
-        "ingot.cast(%x, dtype=f8e4m3) : f8e4m3[T, 8]",
-        "no translation of ingot.cast with f8e4m3[T, 8] to ONNX",
-    ),
-}
-
-
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_has_no_translation_is_refused_by_name(kind: str) -> None:
-    call, reason = REFUSED[kind]
-    text = f"program p stage=FUSED\ndim T in [1, 8]\ninput x: f32[T, 8]\ninput i: i32[T]\n%y = {call}\nreturn y=%y\n"
-    (node,) = parse_program(text).calls()
-    assert Onnx().claim([node], TARGET, BUCKET) == No(reason)
+    assert Onnx().claim([REFUSED[kind].node()], TARGET, BUCKET) == No(REFUSED[kind].reason)
 
 
 def test_quantized_weights_are_refused_by_name() -> None:

@@ -1,13 +1,17 @@
-"""One region body that holds every op a region compiler takes, so that one compile tests them all."""
+"""One region body that holds every op a region compiler takes, so that one compile tests them all, and checks."""
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from ingot.ir import build, ops
+from ingot.ir.artifact.record import Numerics
+from ingot.ir.interpret import interpret
+from ingot.ir.numerics.contracts import Measured, breach
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.ops.aten import ATEN
 from ingot.ir.program import Program, Stage
@@ -132,3 +136,22 @@ def every_op(
                 every.samples.append((op, dtype, sample, names))
     every.body.set_outputs(every.outputs)
     return every
+
+
+def check_samples(every: EveryOp, results: Mapping[str, torch.Tensor]) -> None:
+    """Assert that the results of each sample are its reference's, within the tolerances of ops."""
+    for op, dtype, sample, names in every.samples:
+        expected = op.reference(*sample.args, **sample.kwargs)
+        for name, right in zip(names, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            problem = compare(results[name].cpu(), right, right.dtype)
+            assert problem is None, f"{op.name} in {dtype}: {problem}"
+
+
+def check_size(every: EveryOp, inputs: dict[str, torch.Tensor], found: dict[str, torch.Tensor], **sizes: int) -> None:
+    """Assert that each result has its type at these sizes, and is as near to float64 as the interpreter's."""
+    plain, exact = (interpret(every.body, inputs, exact=exact) for exact in (False, True))
+    for name, node in every.body.output_nodes().items():
+        assert node.meta["type"].mismatch(found[name], sizes) is None
+        errors = Measured(plain[name], exact[name]), Measured(found[name], exact[name])
+        problem = breach(Numerics.ROUNDING, *errors, plain[name].dtype)
+        assert problem is None, f"{name} at {sizes}: {problem}"

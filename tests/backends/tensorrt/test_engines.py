@@ -1,41 +1,31 @@
-"""The tensorrt backend against a double of the module `tensorrt`: each op on its samples, types, shapes of each bucket
-class, memory, captures, and what it refuses. The double's signatures are those of the published bindings."""
+"""Engines of the tensorrt backend with a double of `tensorrt`: numbers, shapes of bucket classes, memory, captures."""
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fake_tensorrt
 import pytest
 import torch
-from every_op import L_MAX, T_MAX, EveryOp, every_op
-from staged import BUCKET, traced
+from every_op import L_MAX, T_MAX
+from onnx_cases import Built, build_every_op
+from staged import traced
+from tensorrt_world import LAYER, STREAM, TARGET, World, backend, emitted, layer_inputs, on_device
 from tiny import CHECKPOINTS
 
-import ingot.backends.tensorrt.emit as emit_side
-import ingot.backends.tensorrt.library as library_side
-import ingot.backends.tensorrt.load as load_side
-from ingot.backends.tensorrt.emit import Tensorrt
 from ingot.backends.tensorrt.load import load
 from ingot.backends.tensorrt.profile import Shapes, profile_of
-from ingot.backends.tensorrt.record import ENGINE, NATIVE, RECORD, Record
+from ingot.backends.tensorrt.record import ENGINE, RECORD, Record
 from ingot.compile.buckets import bucket_classes
-from ingot.compile.competing import competing, competitors, on_request
-from ingot.compile.identity import exe_document
+from ingot.compile.competing import competing
 from ingot.frontend.trace import Limits
-from ingot.ir import ops
-from ingot.ir.artifact.plan import BucketClass, Executable
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.interpret import interpret
-from ingot.ir.machine.target import Target
 from ingot.ir.numerics.contracts import Measured, breach
-from ingot.ir.numerics.tolerances import compare
-from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, Stage
 from ingot.passes.base import PassContext
@@ -43,117 +33,27 @@ from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 from ingot.runtime.loading.load_context import on_one_device
 
-TARGET = Target.named("sm_90")
-GPU = "NVIDIA H200"
-STREAM = 7
-# Fusible ops without a translation: formats of weights are too many for a table of nodes.
-WITHOUT = {"quant_linear"}
-
 pytestmark = pytest.mark.xdist_group("tensorrt")
-
-
-@dataclass
-class World:
-    """A machine with the double of TensorRT and a GPU, whose memory is the host's."""
-
-    capturing: bool = False
-
-    @property
-    def calls(self) -> list[tuple[Any, ...]]:
-        return fake_tensorrt.CALLS
-
-    def named(self, *names: str) -> list[tuple[Any, ...]]:
-        return [one for one in self.calls if one[0] in names]
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[World]:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    world = World()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
-        for side in (emit_side, load_side):
-            patch.setattr(side, "product_here", lambda: GPU)
-        patch.setattr(load_side, "current_stream", lambda device: STREAM)
-        patch.setattr(load_side, "new_tensor", lambda shape, strides, dtype: fake_tensorrt.aligned(shape, dtype))
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: world.capturing)
-        yield world
-
-
-@pytest.fixture
-def world(machine: World) -> World:
-    machine.capturing = False
-    machine.calls.clear()
-    return machine
-
-
-def backend() -> Tensorrt:
-    return Tensorrt(missing=lambda target: "")
-
-
-Run = Callable[..., Sequence[torch.Tensor]]
-
-
-def emitted(body: Program, folder: Path) -> tuple[Executable, Run]:
-    executable = backend().emit(body, "key", TARGET, folder)
-    return executable, load(executable, folder, on_one_device("cpu"))
-
-
-def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy at an address that TensorRT takes; gaps stay."""
-    if not tensor.is_contiguous():
-        return tensor
-    made: torch.Tensor = fake_tensorrt.aligned(tensor.shape, tensor.dtype)
-    return made.copy_(tensor)
-
-
-@dataclass(frozen=True)
-class Built:
-    every: EveryOp
-    run: Run
-    folder: Path
-
-    def __call__(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = self.run(*(inputs[name] for name in self.every.body.input_types()))
-        return dict(zip(self.every.outputs, found, strict=True))
 
 
 @pytest.fixture(
     scope="module", params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
 )
 def built(machine: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    every = every_op([request.param], without=WITHOUT)
-    folder = tmp_path_factory.mktemp("tensorrt")
-    return Built(every, emitted(every.body, folder)[1], folder)
+    return build_every_op(request.param, tmp_path_factory.mktemp("tensorrt"), emitted)
 
 
 # Numbers, types and shapes.
 
 
 def test_every_op_on_its_samples(built: Built, world: World) -> None:
-    results = built(built.every.inputs(tokens=5, rows=2))
-    fusible = {name for name, op in OPS.items() if op.fusible}
-    assert {op.name for op, *_ in built.every.samples} == fusible - WITHOUT
-    for op, dtype, sample, names in built.every.samples:
-        expected = op.reference(*sample.args, **sample.kwargs)
-        for name, right in zip(names, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            assert (problem := compare(results[name], right, right.dtype)) is None, f"{op.name} in {dtype}: {problem}"
+    built.check_samples()
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (7, L_MAX), (T_MAX, L_MAX)])
 def test_any_size(built: Built, world: World, tokens: int, rows: int) -> None:
-    """One engine for any T and L: as near to float64 as the interpreter is, with the promised types and strides."""
-    inputs = built.every.inputs(tokens, rows, seed=tokens)
-    found = built(inputs)
-    plain, exact = (interpret(built.every.body, inputs, exact=exact) for exact in (False, True))
-    for name, node in built.every.body.output_nodes().items():
-        assert node.meta["type"].mismatch(found[name], {"T": tokens, "L": rows}) is None
-        right = exact[name]
-        problem = breach(
-            Numerics.ROUNDING, Measured(plain[name], right), Measured(found[name], right), plain[name].dtype
-        )
-        assert problem is None, f"{name} at {tokens}: {problem}"
+    """One engine for any T and L."""
+    built.check_size(tokens, rows)
 
 
 def types_of(folder: Path) -> tuple[list[Any], dict[str, int]]:
@@ -183,41 +83,6 @@ def test_dtypes_of_the_network(
     assert {types[name] for name in (*biased.input, *biased.output)} == {1}
     assert {types[node.output[0]] for node in kinds["Reshape"]} == {moved}
     assert {types[node.output[0]] for node in kinds["ReduceMean"]} == {1}
-
-
-LAYER = """\
-program layer stage=FUSED
-dim T in [2, 16]
-input x: bf16[T, 16]
-input residual: bf16[T, 16]
-input norm: bf16[16]
-input weight: bf16[24, 16]
-input bias: bf16[24]
-input plain: bf16[8, 16]
-input positions: i32[T]
-input table: f32[32, 8]
-%both = ingot.add_rms_norm(%x, %residual, %norm, eps=1e-05) : (bf16[T, 16], bf16[T, 16])
-%normed = getitem(%both, 0) : bf16[T, 16]
-%all = ingot.linear(%normed, %weight, %bias) : bf16[T, 24]
-%q = aten.slice.Tensor(%all, 1, 0, 16) : bf16[T, 16; 24, 1]
-%v = aten.slice.Tensor(%all, 1, 16, 24) : bf16[T, 8; 24, 1]
-%heads = aten.view.default(%q, [-1, 2, 8]) : bf16[T, 2, 8; 24, 8, 1]
-%turned = ingot.rope(%heads, %positions, %table) : bf16[T, 2, 8]
-%gate = ingot.linear(%normed, %plain) : bf16[T, 8]
-return q=%turned, v=%v, gate=%gate
-"""
-
-
-def layer_inputs(tokens: int, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = []
-    for name, value_type in parse_program(LAYER).input_types().items():
-        shape = value_type.bind({"T": tokens})
-        if name == "positions":
-            inputs.append(torch.randint(0, 32, shape, generator=generator, dtype=torch.int32))
-        else:
-            inputs.append(torch.randn(shape, generator=generator).to(value_type.dtype))
-    return [on_device(one) for one in inputs]
 
 
 def test_what_the_builder_is_told(world: World, tmp_path: Path) -> None:
@@ -400,110 +265,6 @@ def test_a_context_that_refused_sizes_is_told_all_shapes_again(world: World, tmp
     assert {one[2] for one in world.named("set_input_shape")} == {"x", "residual", "positions"}
 
 
-# What is refused.
-
-REFUSED = {
-    "an op": ("ingot.embedding(%i, %x) : f32[T, 8]", "no translation of ingot.embedding to ONNX"),
-    "a dtype": (
-        "ingot.cast(%x, dtype=f8e4m3) : f8e4m3[T, 8]",
-        "no translation of ingot.cast with f8e4m3[T, 8] to ONNX",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_has_no_translation_is_refused_by_name(kind: str) -> None:
-    call, reason = REFUSED[kind]
-    text = f"program p stage=FUSED\ndim T in [1, 8]\ninput x: f32[T, 8]\ninput i: i32[T]\n%y = {call}\nreturn y=%y\n"
-    (node,) = parse_program(text).calls()
-    assert backend().claim([node], TARGET, BUCKET) == No(reason)
-
-
-def test_claims() -> None:
-    every = every_op([torch.bfloat16])
-    nodes = [one for one in every.body.calls() if one.target is not ops.quant_linear.overload]
-    answer = backend().claim(nodes, TARGET, BUCKET)
-    assert isinstance(answer, Yes) and not answer.timed and list(answer.layouts) == ["weight"]
-    assert backend().claim(nodes, Target.detect("cpu"), BUCKET) == No("not for device 'cpu'")
-    assert Tensorrt(missing=lambda target: f"no {target}").claim(nodes, TARGET, BUCKET) == No("no sm_90")
-    with pytest.raises(BackendError, match="builds no engine: no sm_90"):
-        Tensorrt(missing=lambda target: f"no {target}").emit(every.body, "key", TARGET, Path())
-
-
-@pytest.mark.parametrize("version", ["10.16.1.11", "12.0.0.1", "eleven", None])
-def test_a_version_that_was_never_tried(version: str | None, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module(version))
-    with pytest.raises(TargetError, match=f"its version is {version or 'unknown'}") as caught:
-        backend().toolchain()
-    assert caught.value.expected == "11.0 or newer, below 12.0"
-    with pytest.raises(TargetError, match="its version is"):
-        load(Executable(id="e", backend="tensorrt", inputs=(), outputs=(), files=()), Path(), on_one_device("cpu"))
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
-    monkeypatch.setattr("ingot.ir.machine.extras.is_installed", lambda module: module != "tensorrt")
-    missing = "needs the package 'tensorrt-cu13', which is not installed"
-    with pytest.raises(TargetError, match=missing) as caught:
-        Tensorrt().toolchain()
-    assert caught.value.hint == "pip install 'ingot[tensorrt]'"
-    assert missing in on_request(TARGET)["tensorrt"]
-    with pytest.raises(TargetError, match=f"the backend 'tensorrt' compiles nothing for sm_90 here: it {missing}"):
-        competitors("auto,tensorrt", TARGET)
-    assert "tensorrt" not in [one.name for one in competitors("auto", TARGET).backends]
-
-
-def test_a_package_without_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.ir.machine.extras.is_installed", lambda module: True)
-
-    def fail(name: str) -> None:
-        raise ImportError("libnvinfer.so.11: cannot open shared object file")
-
-    monkeypatch.setattr(library_side, "import_module", fail)
-    with pytest.raises(TargetError, match=r"TensorRT, which does not load: libnvinfer.so.11: cannot open"):
-        Tensorrt().toolchain()
-
-
-def test_another_gpu(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Target.named("sm_80")
-    monkeypatch.setattr(library_side.Target, "detect", lambda device: other)
-    reason = "it builds engines for sm_90 only on such a GPU; the GPU of this machine: sm_80"
-    assert library_side.missing_here("sm_90") == reason and library_side.missing_here("sm_80") == ""
-    assert on_request(TARGET)["tensorrt"] == reason
-    assert [one.name for one in competitors("tensorrt", other).backends] == [
-        "tensorrt",
-        "triton",
-        "reference",
-        "rowwise",
-    ]
-
-
-def test_the_identity_has_version_and_gpu(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    region = Region("r0", parse_program(LAYER), "tensorrt")
-    first = exe_document(region, backend(), TARGET)
-    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module("11.4.0.106"))
-    second = exe_document(region, backend(), TARGET)
-    monkeypatch.setattr(emit_side, "product_here", lambda: "NVIDIA H100")
-    third = exe_document(region, backend(), TARGET)
-    assert len({str(one) for one in (first, second, third)}) == 3
-    assert backend().toolchain().keys() == {"tensorrt", "onnx", "gpu"}
-
-
-def test_what_tensorrt_refuses_is_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = parse_program(LAYER)
-    monkeypatch.setattr(fake_tensorrt, "PARSED", fake_tensorrt.PARSED - {"Gemm"})
-    with pytest.raises(
-        BackendError, match=r"does not parse the ONNX model: no importer is registered \(node n\d+, Gemm\)"
-    ):
-        backend().emit(body, "key", TARGET, tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
-    monkeypatch.setattr("ingot.backends.tensorrt.profile.profile_of", lambda body: {})
-    with pytest.raises(BackendError, match="does not build an engine: no range of shapes for") as caught:
-        backend().emit(body, "key", TARGET, tmp_path)
-    assert caught.value.where == "region layer"
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "what"),
     [
@@ -552,7 +313,3 @@ def test_the_load_side_imports_no_onnx() -> None:
     found = set(done.stdout.split())
     assert not {name for name in found if name.partition(".")[0] in ("onnx", "onnxruntime", "tensorrt")}
     assert "ingot.backends.tensorrt.build" not in found
-
-
-def test_native_dtypes_are_those_of_the_documentation() -> None:
-    assert NATIVE.products == {torch.bfloat16} and NATIVE.moves == {torch.bfloat16, torch.float16}
