@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V3 and V3.2, GLM-4.7-Flash and Mistral 4: latent attention (transformers, modeling_deepseek_v2.py,
-modeling_deepseek_v3.py, modeling_deepseek_v32.py, modeling_glm4_moe_lite.py and modeling_mistral4.py)."""
+"""DeepSeek-V2 and V3, GLM-4.7-Flash and Mistral 4: latent attention (transformers, modeling_deepseek_v2.py,
+modeling_deepseek_v3.py, modeling_glm4_moe_lite.py and modeling_mistral4.py)."""
 
 import random
 from collections.abc import Mapping
@@ -15,11 +15,10 @@ from tiny_checkpoint import Tiny
 
 from families.family import Config, Family
 from ingot.models.blocks.decoder import DecoderSpec
-from ingot.models.blocks.indexer import IndexerNames, IndexerSpec
 from ingot.models.blocks.latent_attention import LatentAttentionSpec, LatentNames
 
 _V2, _V3, _GLM = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
-_MISTRAL, _V32 = "Mistral4ForCausalLM", "DeepseekV32ForCausalLM"
+_MISTRAL = "Mistral4ForCausalLM"
 _ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -44,7 +43,7 @@ def _attention(drawn: DrawnWeights, place: str, config: Config) -> None:
         drawn.matrix(f"{place}.indexer.weights_proj", config["index_n_heads"], hidden)
 
 
-def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
     hidden, width, bias = config["hidden_size"], config["moe_intermediate_size"], config.get("mlp_bias", False)
     third, layers = config["model_type"] != "deepseek_v2", config["num_hidden_layers"]
     first = config.get(
@@ -113,7 +112,7 @@ def _random_v2(draw: random.Random) -> dict[str, Any]:
     return config | random_fields.flags(draw, "mlp_bias")
 
 
-def _random_v3(draw: random.Random) -> dict[str, Any]:
+def random_v3(draw: random.Random) -> dict[str, Any]:
     config = _random(draw)
     config |= expert_weights.groups(draw, "n_routed_experts", config)
     return config | random_fields.flags(draw, "norm_topk_prob", "rope_interleave")
@@ -130,7 +129,7 @@ def _by_deepseek_v3(
 
 def _random_glm(draw: random.Random) -> dict[str, Any]:
     """Transformers reads nothing of `first_k_dense_replace`, which the list of layers implies here."""
-    config = _random_v3(draw)
+    config = random_v3(draw)
     del config["first_k_dense_replace"]
     if draw.random() < 0.7:
         kinds = [draw.choice(("dense", "sparse")) for _ in range(config["num_hidden_layers"])]
@@ -138,22 +137,9 @@ def _random_glm(draw: random.Random) -> dict[str, Any]:
     return config
 
 
-def _random_v32(draw: random.Random) -> dict[str, Any]:
-    """Transformers ignores `rope_interleave`, and of few heads of an indexer scores are equal: all are zero."""
-    config = _random_v3(draw)
-    config.pop("rope_interleave", None)
-    config |= {
-        "q_lora_rank": draw.randint(1, 40),
-        "index_n_heads": draw.randint(14, 20),
-        "index_head_dim": config["qk_rope_head_dim"] + draw.randint(0, 20),
-        "index_topk": draw.randint(1, 60),
-    }
-    return config
-
-
 def _random_mistral(draw: random.Random) -> dict[str, Any]:
     """Transformers computes the share of a head that is rotated, and rounds it down: it must be whole."""
-    config = _random_v3(draw)
+    config = random_v3(draw)
     for name in ("rope_parameters", "rope_scaling", "rope_theta", "head_dim"):
         config.pop(name, None)
     rotated, width = config["qk_rope_head_dim"], config["qk_rope_head_dim"] + config["qk_nope_head_dim"]
@@ -166,7 +152,7 @@ def _random_mistral(draw: random.Random) -> dict[str, Any]:
     return config
 
 
-def _tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
+def tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
     latent = {
         "num_key_value_heads": 6,
         "head_dim": ...,
@@ -182,7 +168,7 @@ def _tiny(name: str, architecture: str, seed: int, **fields: Any) -> Tiny:
     return expert_weights.tiny(name, architecture, seed, **{**latent, **fields})
 
 
-_YARN = {
+YARN = {
     "type": "yarn",
     "factor": 12.0,
     "original_max_position_embeddings": 40,
@@ -192,7 +178,7 @@ _YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 1.9,
 }
-_CUT = {
+CUT = {
     **expert_weights.CUT,
     "num_key_value_heads": 6,
     "head_dim": 8,
@@ -204,14 +190,12 @@ _CUT = {
     "moe_intermediate_size": 31,
 }
 # Queries grow too, so the temperature is lower: with sharper attention, rounding in float32 shows in the logits.
-_SCALED = {**_YARN, "mscale_all_dim": 1.1, "original_max_position_embeddings": 19, "llama_4_scaling_beta": 0.4}
-# Fewer positions than most prompts have. With few heads, scores of several positions would be zero.
-_INDEXER = {"index_n_heads": 14, "index_head_dim": 22, "index_topk": 9}
+_SCALED = {**YARN, "mscale_all_dim": 1.1, "original_max_position_embeddings": 19, "llama_4_scaling_beta": 0.4}
 # Fields that both configurations may lack, beside those of all families.
-_OPTIONAL = frozenset({"first_k_dense_replace", "n_shared_experts"})
+OPTIONAL = frozenset({"first_k_dense_replace", "n_shared_experts"})
 
 
-def _bad(name: str) -> tuple[tuple[str, str, Any], ...]:
+def bad(name: str) -> tuple[tuple[str, str, Any], ...]:
     return (
         (name, "num_key_value_heads", 2),
         (name, "head_dim", 14),
@@ -236,7 +220,7 @@ FAMILIES = (
         "mistral4",
         _MISTRAL,
         tiny=(
-            _tiny(
+            tiny(
                 "mistral4-groups",
                 _MISTRAL,
                 2,
@@ -249,7 +233,7 @@ FAMILIES = (
                 routed_scaling_factor=0.7,
                 n_shared_experts=2,
             ),
-            _tiny(
+            tiny(
                 "mistral4-halves",
                 _MISTRAL,
                 1,
@@ -264,18 +248,18 @@ FAMILIES = (
                 tie_word_embeddings=True,
             ),
         ),
-        weights=_weights,
+        weights=weights,
         random=_random_mistral,
-        cut={**_CUT, "head_dim": 18, "n_routed_experts": 8},
-        optional=_OPTIONAL | {"norm_topk_prob", "rope_interleave", "n_group", "topk_group"},
+        cut={**CUT, "head_dim": 18, "n_routed_experts": 8},
+        optional=OPTIONAL | {"norm_topk_prob", "rope_interleave", "n_group", "topk_group"},
         bad=(
-            *(one for one in _bad("mistral4-groups") if one[1] in ("num_key_value_heads", "q_lora_rank", "v_head_dim")),
+            *(one for one in bad("mistral4-groups") if one[1] in ("num_key_value_heads", "q_lora_rank", "v_head_dim")),
             ("mistral4-groups", "head_dim", 8),
             ("mistral4-groups", "n_group", 3),
             ("mistral4-groups", "n_group", 16),
             ("mistral4-groups", "num_experts_per_tok", 17),
             ("mistral4-halves", "rope_scaling", "yarn"),
-            ("mistral4-halves", "rope_scaling", _YARN),
+            ("mistral4-halves", "rope_scaling", YARN),
             ("mistral4-halves", "rope_scaling", {**_SCALED, "llama_4_scaling_beta": -1}),
             ("mistral4-halves", "rope_scaling", {**_SCALED, "original_max_position_embeddings": 0}),
             ("mistral4-halves", "rope_scaling", {**_SCALED, "partial_rotary_factor": 1.0}),
@@ -285,8 +269,8 @@ FAMILIES = (
         "deepseek_v2",
         _V2,
         tiny=(
-            _tiny("deepseek_v2-lite", _V2, 0, q_lora_rank=None, rope_scaling=_YARN, n_shared_experts=2),
-            _tiny(
+            tiny("deepseek_v2-lite", _V2, 0, q_lora_rank=None, rope_scaling=YARN, n_shared_experts=2),
+            tiny(
                 "deepseek_v2-groups",
                 _V2,
                 1,
@@ -301,29 +285,29 @@ FAMILIES = (
                 tie_word_embeddings=True,
             ),
         ),
-        weights=_weights,
+        weights=weights,
         restored=expert_weights.stacked(),
         random=_random_v2,
-        cut={**_CUT, "n_routed_experts": 8},
-        optional=_OPTIONAL | {"topk_method", "n_group", "topk_group"},
-        bad=(*_bad("deepseek_v2-groups"), ("deepseek_v2-groups", "n_group", 3), ("deepseek_v2-lite", "mlp_bias", 1)),
+        cut={**CUT, "n_routed_experts": 8},
+        optional=OPTIONAL | {"topk_method", "n_group", "topk_group"},
+        bad=(*bad("deepseek_v2-groups"), ("deepseek_v2-groups", "n_group", 3), ("deepseek_v2-lite", "mlp_bias", 1)),
     ),
     Family(
         "deepseek_v3",
         _V3,
         tiny=(
-            _tiny(
+            tiny(
                 "deepseek_v3-groups",
                 _V3,
                 0,
                 q_lora_rank=22,
-                rope_scaling=_YARN,
+                rope_scaling=YARN,
                 n_shared_experts=2,
                 n_group=4,
                 topk_group=2,
                 routed_scaling_factor=1.7,
             ),
-            _tiny(
+            tiny(
                 "deepseek_v3-halves",
                 _V3,
                 1,
@@ -337,13 +321,13 @@ FAMILIES = (
                 attention_bias=True,
             ),
         ),
-        weights=_weights,
+        weights=weights,
         restored=expert_weights.stacked(),
-        random=_random_v3,
-        cut={**_CUT, "n_routed_experts": 8},
-        optional=_OPTIONAL | {"norm_topk_prob", "rope_interleave"},
+        random=random_v3,
+        cut={**CUT, "n_routed_experts": 8},
+        optional=OPTIONAL | {"norm_topk_prob", "rope_interleave"},
         bad=(
-            *_bad("deepseek_v3-groups"),
+            *bad("deepseek_v3-groups"),
             ("deepseek_v3-groups", "n_group", 3),
             ("deepseek_v3-groups", "n_group", 16),
             ("deepseek_v3-groups", "topk_group", 5),
@@ -352,64 +336,15 @@ FAMILIES = (
         ),
     ),
     Family(
-        "deepseek_v32",
-        _V32,
-        tiny=(
-            _tiny(
-                "deepseek_v32-few",
-                _V32,
-                0,
-                q_lora_rank=22,
-                rope_scaling=_YARN,
-                n_group=4,
-                topk_group=2,
-                routed_scaling_factor=1.7,
-                n_shared_experts=2,
-                **_INDEXER,
-            ),
-            _tiny(
-                "deepseek_v32-listed",
-                _V32,
-                1,
-                q_lora_rank=30,
-                mlp_layer_types=["sparse", "dense", "sparse"],
-                first_k_dense_replace=...,
-                norm_topk_prob=False,
-                n_group=1,
-                topk_group=1,
-                routed_scaling_factor=0.6,
-                attention_bias=True,
-                **{**_INDEXER, "index_n_heads": 17, "index_head_dim": 8, "index_topk": 23},
-            ),
-        ),
-        weights=_weights,
-        restored=expert_weights.stacked(),
-        random=_random_v32,
-        cut={**_CUT, "n_routed_experts": 8, "mlp_layer_types": ["sparse"], **_INDEXER},
-        optional=_OPTIONAL | {"norm_topk_prob"},
-        own_optional=frozenset({"mlp_layer_types", "q_lora_rank", "index_n_heads", "index_head_dim", "index_topk"}),
-        bad=(
-            *(one for one in _bad("deepseek_v32-few") if one[1] != "q_lora_rank"),
-            ("deepseek_v32-few", "q_lora_rank", 0),
-            ("deepseek_v32-few", "rope_interleave", False),
-            ("deepseek_v32-few", "index_topk", 0),
-            ("deepseek_v32-few", "index_head_dim", 7),
-            ("deepseek_v32-few", "index_n_heads", "64"),
-            ("deepseek_v32-few", "layer_types", ["full_attention"] * 3),
-            ("deepseek_v32-few", "mlp_bias", True),
-            ("deepseek_v32-few", "mlp_layer_types", ["dense", "sparse"]),
-        ),
-    ),
-    Family(
         "kimi_k2",
         _V3,
         tiny=(
-            _tiny(
+            tiny(
                 "kimi_k2-yarn",
                 _V3,
                 0,
                 q_lora_rank=22,
-                rope_scaling={**_YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+                rope_scaling={**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
                 num_nextn_predict_layers=0,
                 n_shared_experts=1,
                 n_group=1,
@@ -417,32 +352,32 @@ FAMILIES = (
                 routed_scaling_factor=2.827,
             ),
         ),
-        weights=_weights,
+        weights=weights,
         restored=expert_weights.stacked(),
-        random=_random_v3,
-        cut={**_CUT, "n_routed_experts": 8},
-        optional=_OPTIONAL | {"norm_topk_prob", "rope_interleave"},
-        bad=_bad("kimi_k2-yarn"),
+        random=random_v3,
+        cut={**CUT, "n_routed_experts": 8},
+        optional=OPTIONAL | {"norm_topk_prob", "rope_interleave"},
+        bad=bad("kimi_k2-yarn"),
         oracle=_by_deepseek_v3,
     ),
     Family(
         "glm4_moe_lite",
         _GLM,
         tiny=(
-            _tiny(
+            tiny(
                 "glm4_moe_lite-listed",
                 _GLM,
                 0,
                 q_lora_rank=22,
                 first_k_dense_replace=2,
                 mlp_layer_types=["dense", "dense", "sparse"],
-                rope_scaling=_YARN,
+                rope_scaling=YARN,
                 n_group=4,
                 topk_group=2,
                 routed_scaling_factor=1.7,
                 n_shared_experts=2,
             ),
-            _tiny(
+            tiny(
                 "glm4_moe_lite-mixed",
                 _GLM,
                 1,
@@ -456,16 +391,16 @@ FAMILIES = (
                 tie_word_embeddings=True,
             ),
         ),
-        weights=_weights,
+        weights=weights,
         restored=expert_weights.stacked(),
         random=_random_glm,
-        cut={**_CUT, "n_routed_experts": 8, "mlp_layer_types": ["sparse"]},
+        cut={**CUT, "n_routed_experts": 8, "mlp_layer_types": ["sparse"]},
         optional=frozenset(
             {"mlp_layer_types", "first_k_dense_replace", "norm_topk_prob", "rope_interleave", "n_shared_experts"}
             | {"n_group", "topk_group"}
         ),
         bad=(
-            *_bad("glm4_moe_lite-listed"),
+            *bad("glm4_moe_lite-listed"),
             ("glm4_moe_lite-listed", "first_k_dense_replace", 1),
             ("glm4_moe_lite-listed", "mlp_layer_types", ["dense", "sparse"]),
             ("glm4_moe_lite-listed", "mlp_layer_types", ["dense", "mlp", "sparse"]),
@@ -501,14 +436,7 @@ def _doubled(field: str) -> Change:
     return each(LatentAttentionSpec, change)
 
 
-def _weights_of_next(params: Params, dims: DecoderSpec) -> None:
-    """Each head of an indexer has the weights of the next head."""
-    for name in [name for name in params if name.endswith("indexer.weights.weight")]:
-        params[name] = params[name].roll(1, 0)
-
-
 _LATENT = some(LatentAttentionSpec, always)
-_INDEXED = some(IndexerSpec, always)
 MUTATIONS = (
     without(LatentAttentionSpec, "bias", False),
     without(LatentAttentionSpec, "q_scale", None),
@@ -520,43 +448,11 @@ MUTATIONS = (
         each(LatentAttentionSpec, lambda one: replace(one, scale=_plain_scale(one))),
     ),
     Mutation("values of the next head", "LatentAttentionSpec.heads", _LATENT, params=_up_of),
-    without(LatentAttentionSpec, "indexer", None),
-    *(
-        Mutation(
-            f"{number:+} chosen position",
-            "IndexerSpec.top_k",
-            _INDEXED,
-            each(IndexerSpec, lambda one, number=number: replace(one, top_k=one.top_k + number)),
-        )
-        for number in (-1, 1)
-    ),
-    Mutation("an indexer's weights of the next head", "IndexerSpec.heads", _INDEXED, params=_weights_of_next),
-    Mutation(
-        "an indexer's keys without their norm's own kind",
-        "IndexerSpec.k_norm",
-        _INDEXED,
-        each(IndexerSpec, lambda one: replace(one, k_norm=replace(one.k_norm, kind="rms", bias=False))),
-    ),
-    Mutation(
-        "an indexer's keys without the norm's bias",
-        "IndexerSpec.k_norm",
-        _INDEXED,
-        each(IndexerSpec, lambda one: replace(one, k_norm=replace(one.k_norm, bias=False))),
-    ),
-    Mutation(
-        "an indexer that rotates other pairs",
-        "IndexerSpec.rotary",
-        _INDEXED,
-        each(IndexerSpec, lambda one: replace(one, rotary=replace(one.rotary, interleaved=True))),
-    ),
 )
 SIZES: Mapping[str, Change] = {
     f"LatentAttentionSpec.{name}": _doubled(name)
     for name in ("heads", "inner", "rotated", "value_width", "rank", "q_rank")
-} | {
-    "IndexerSpec.heads": each(IndexerSpec, lambda one: replace(one, heads=one.heads + 1)),
-    "IndexerSpec.width": each(IndexerSpec, lambda one: replace(one, width=one.width + 1)),
 }
-STORAGE = ("LatentAttentionSpec.names", "IndexerSpec.names")
+STORAGE = ("LatentAttentionSpec.names",)
 PARTS = ("LatentAttentionSpec.kv_norm", "LatentAttentionSpec.q_norm", "LatentAttentionSpec.rotary")
-NAMES = (LatentNames, IndexerNames)
+NAMES = (LatentNames,)
