@@ -110,7 +110,7 @@ def test_regions_within_regions() -> None:
 
 
 def test_state_as_an_argument_of_a_region() -> None:
-    """A region's inputs are tensors, so no state can be written behind its call."""
+    """A region's inputs are tensors, so no state can be written outside the arguments of its call."""
     broken = program("LOWERED", KV + REGION + "return k=%k, kv=%kv\n")
     with broken.graph.inserting_before(broken.graph.output_node()):
         node = broken.graph.call_function(RegionCall("r"), (broken.find("kv"),))
