@@ -6,6 +6,7 @@ network whose types do not fit, shapes outside of the profile, addresses that ar
 small. Matmuls of bfloat16 have sums of float32.
 """
 
+import abc
 import ctypes
 import enum
 import json
@@ -46,14 +47,14 @@ class ExecutionContextAllocationStrategy(enum.IntEnum):
     USER_MANAGED = 2
 
 
-class ILogger:
+class ILogger(abc.ABC):
     INTERNAL_ERROR, ERROR, WARNING = range(3)
 
     def __init__(self) -> None:
         self.ready = True
 
-    def log(self, severity: int, msg: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def log(self, severity: int, msg: str) -> None: ...
 
 
 class ParserError:

@@ -1,5 +1,6 @@
 """A decoder of Llama's kind as an oracle, made of the parts in oracle.py: families are subclasses."""
 
+import abc
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def frequencies(config: Mapping[str, Any], head_dim: int, max_seq_len: int) -> t
     return found
 
 
-class LlamaOracle(nn.Module):
+class LlamaOracle(nn.Module, abc.ABC):
     """Subclasses say names, and what the layers do. Linear maps have a bias where the checkpoint has one."""
 
     embed, last_norm = "model.embed_tokens", "model.norm"
@@ -53,9 +54,9 @@ class LlamaOracle(nn.Module):
     def tied(self) -> bool:
         return bool(self.config.get("tie_word_embeddings", False))
 
+    @abc.abstractmethod
     def layers(self, h: torch.Tensor) -> torch.Tensor:
         """h [n, hidden] -> the same shape."""
-        raise NotImplementedError
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return oracle.linear(self.tensors, name, x, bias=f"{name}.bias" in self.tensors)

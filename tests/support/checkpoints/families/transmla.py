@@ -1,6 +1,7 @@
 """Converted checkpoints of TransMLA: Llama by its own code (transmla/transformers/mla.py), and Qwen 3 with norms of q
 and k, which has no published code: written from the equations on docs/convert.md."""
 
+import abc
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -82,8 +83,9 @@ class _Oracle(LlamaOracle):
             h = h + self.gated(x, f"{layer}.mlp", "gate_proj", "up_proj", "down_proj")
         return h
 
+    @abc.abstractmethod
     def latent(self, x: torch.Tensor, place: str) -> torch.Tensor:
-        raise NotImplementedError
+        """Attention with latents: x [n, hidden] -> the same shape."""
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, heads, rotated] by parts, adjacent elements in pairs: put into halves, rotated and put back."""
