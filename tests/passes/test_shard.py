@@ -97,11 +97,10 @@ def test_ranks_compute_what_one_device_does(name: str, opened: Opened, on_mesh: 
         if stage := ENDS.get(step.name):
             assert step.program.mesh == CASES[name].mesh
             expected = logits(alone.get(step.name, alone["normalize"]))
-            # Sums over ranks are added in another order; logits sum products of sums, as in the passes' contract.
-            if problem := compare(logits(step).exact, expected.exact, torch.float64, factor=100):
-                broken[f"{stage} in float64"] = problem
-            if problem := compare(logits(step).found, expected.found, torch.float32):
-                broken[f"{stage} in float32"] = problem
+            # Sums over ranks are added in another order, so errors against float64 are compared. The logits of either
+            # program may be farther from float64 than the table's tolerance, which is for single ops.
+            if problem := breach(Numerics.ROUNDING, expected, logits(step), torch.float32):
+                broken[f"{stage}, from one device"] = problem.text
     assert not broken
     assert len(computed) >= 7, "sharding, collectives, paging, sampling, merging and regions each make another program"
 
