@@ -35,7 +35,9 @@ def known_fields(read: Callable[..., Any]) -> frozenset[str]:
         function = waiting.pop()
         if function not in seen:
             seen.add(function)
-            waiting += _walk(function, found)
+            strings, called = _walk(function)
+            found |= strings
+            waiting += called
     return frozenset(found)
 
 
@@ -66,12 +68,10 @@ def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
         yield value
 
 
-def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
-    """Add the strings in a function's code and argument defaults to `found`.
-
-    Return the functions of ingot.models that it may call.
-    """
-    found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
+@cache  # families share most of their functions
+def _walk(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
+    """Return the strings in a function's code and argument defaults, and the functions of ingot.models it may call."""
+    found = set(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
     called: list[FunctionType] = []
     values = [cell.cell_contents for cell in function.__closure__ or ()]
     codes = [function.__code__]
@@ -89,7 +89,7 @@ def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
         for one in _functions(value, found):
             if one.__module__.startswith(_ROOM) or one.__module__ == function.__module__:
                 called.append(one)
-    return called
+    return frozenset(found), tuple(called)
 
 
 def _loaded(code: CodeType) -> Iterator[object]:
