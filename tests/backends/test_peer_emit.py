@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from sm_90 import run_without_interpreter
 from tiny import TINY
 
@@ -223,7 +224,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", drawn(1, [False, True]))
 def test_what_a_compile_writes(adds: bool, tmp_path: Path) -> None:
     """For sm_90: flags are written and read by operations of system scope that order the values around them."""
     (tmp_path / "script.py").write_text(SCRIPT.replace("len(sys.argv) > 1", str(adds)))
