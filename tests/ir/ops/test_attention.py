@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from op_values import F32, F64, FLOATS, check, generator, ints, randn
+from op_values import F32, F64, FLOATS, check, generator, ints, randn, two_dtypes
 from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
@@ -265,7 +265,7 @@ def drawn_values(form: CacheForm, k: torch.Tensor, g: torch.Generator) -> torch.
     return randn(g, k.dtype, *k.shape[:2], form.value_width)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@two_dtypes
 @every_form
 @pytest.mark.parametrize("variant", VARIANTS[:2] + VARIANTS[4:5] + VARIANTS[6:9] + VARIANTS[10:], ids=str)
 def test_every_form_of_cache(form: CacheForm, variant: dict[str, Any], dtype: torch.dtype) -> None:

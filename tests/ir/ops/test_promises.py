@@ -8,7 +8,7 @@ import pytest
 import torch
 from eight_bit_samples import eight_bit_samples
 from odd_samples import MOVERS, odd_samples
-from op_values import BF16, F32, check, every_dtype, generator, ints, randn, random_step
+from op_values import BF16, F32, check, every_dtype, generator, ints, randn, random_step, two_dtypes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ingot.ir.errors import InternalError
@@ -143,7 +143,7 @@ def test_samples_are_reproducible(name: str, dtype: torch.dtype) -> None:
 
 
 @every_op
-@every_dtype
+@two_dtypes
 def test_op_through_torch_is_the_reference(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
     packet = getattr(torch.ops.ingot, name)
@@ -156,7 +156,7 @@ def test_op_through_torch_is_the_reference(name: str, dtype: torch.dtype) -> Non
 
 
 @every_op
-@every_dtype
+@two_dtypes
 def test_fake_has_the_shape_dtype_and_strides_of_the_reference(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
 
@@ -180,7 +180,7 @@ def test_fake_has_the_shape_dtype_and_strides_of_the_reference(name: str, dtype:
 
 
 @every_op
-@every_dtype
+@two_dtypes
 def test_op_is_pure(name: str, dtype: torch.dtype) -> None:
     """No argument changes, and no result shares memory with an argument."""
     op = OPS[name]
@@ -196,7 +196,7 @@ def test_op_is_pure(name: str, dtype: torch.dtype) -> None:
 
 
 @every_op
-@every_dtype
+@two_dtypes
 def test_rowwise_is_the_reference(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
     for sample in cases(name, dtype):
@@ -214,7 +214,7 @@ def test_rowwise_is_the_reference(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
-@every_dtype
+@two_dtypes
 def test_rowwise_gives_a_row_the_same_bits_alone(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
     for sample in cases(name, dtype):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 
 from ingot.ir.numerics.tolerances import TOLERANCES, compare
 from ingot.ir.ops.logit_edits import EditParts
@@ -37,6 +38,8 @@ def widened(args: Sequence[Any]) -> list[Any]:
 
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+# For many cases that differ by their dtype in roundings alone.
+two_dtypes = pytest.mark.parametrize("dtype", drawn(2, FLOATS), ids=str)
 
 
 def rope_attrs(case: dict[str, Any], rotary_dim: int, theta: float, positions: int) -> dict[str, Any]:
