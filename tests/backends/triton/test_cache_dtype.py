@@ -184,15 +184,19 @@ FORMS = [
     Heads(2, 1, 16, 16, shared=True),
     Heads(2, 2, 192, 128),
 ]
-# The sizes of a published latent cache. The interpreter takes seven seconds.
-LATENT = [Heads(34, 1, 576, 512, shared=True)]
+# The sizes of a published latent cache, with both kinds of scales. The interpreter takes seven seconds.
+LATENT = [(Heads(34, 1, 576, 512, shared=True), per_token) for per_token in (False, True)]
 
 
 @attention_dtypes
 @caches
-@pytest.mark.parametrize("per_token", [False, True], ids=["static", "per token"])
 @pytest.mark.parametrize(
-    "heads", [*some(1, FORMS), *(drawn_in_one_of(4, LATENT) if DEVICE == "cpu" else LATENT)], ids=str
+    ("heads", "per_token"),
+    [
+        *some(2, itertools.product(FORMS, [False, True])),
+        *(drawn_in_one_of(4, LATENT) if DEVICE == "cpu" else LATENT),
+    ],
+    ids=str,
 )
 def test_every_form_of_cache(heads: Heads, per_token: bool, narrow: torch.dtype, dtype: torch.dtype) -> None:
     """What fills it is written by the kernel that does, to the bit."""
