@@ -54,7 +54,8 @@ def test_answers_come_in_the_order_of_the_requests(
         b"",
         request("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], max_tokens=2),
     ]
-    content += [request("ids", "/tokenize", prompt="a\nb"), request("response", "/v1/responses", input="a")]
+    content += [request("ids", "/tokenize", prompt="a\nb")]
+    content += [request("response", "/v1/responses", input="a", max_output_tokens=16)]
     code, answers = batch(tmp_path, chat_artifact, content, "--served-model-name", "tiny")
     assert code == DONE and "9 answers, 0 errors" in capsys.readouterr().out
     assert [one["custom_id"] for one in answers] == [*(f"r{index}" for index in range(6)), "chat", "ids", "response"]
