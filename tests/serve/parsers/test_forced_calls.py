@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cut_text import cut, parsed
+from drawn import drawn
 from grammar_walk import GrammarWalk
 from jsonschema import Draft202012Validator
 from random_grammars import function_schema
@@ -244,7 +245,7 @@ def test_schemas_that_tags_cannot_follow(schema: dict[str, Any]) -> None:
     assert calls_of(events) == [("f", {"a": 1})]
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "hermes", "pythonic"])
+@pytest.mark.parametrize("name", drawn(1, ["qwen3_coder", "glm47", "hermes", "pythonic"]))
 def test_odd_schemas(name: str) -> None:
     """A grammar is made of any schema, or it is refused."""
     draw, form = random.Random(f"{run_seed()} odd {name}"), FORMATS[name]
