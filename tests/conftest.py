@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -69,23 +69,28 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--run-slow"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        if slow:
-            config.hook.pytest_deselected(items=slow)
-            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    # Once for each item: 21,000 items in each worker, and pytest looks through four levels for a marker.
+    marked: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        for name in {mark.name for mark in item.iter_markers()}:
+            marked[name].append(item)
 
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if marked["slow"] and not config.getoption("--run-slow"):
+        config.hook.pytest_deselected(items=marked["slow"])
+        left_out = set(marked["slow"])
+        items[:] = [item for item in items if item not in left_out]
+
+    gpu = marked["gpu"]
     if gpu and not _has_cuda():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
-    tensorrt = [item for item in items if item.get_closest_marker("tensorrt")]
+    tensorrt = marked["tensorrt"]
     if tensorrt and not (_has_cuda() and find_spec("tensorrt")):
         for item in tensorrt:
             item.add_marker(pytest.mark.skip(reason="no TensorRT or no CUDA device"))
 
-    browser = [item for item in items if item.get_closest_marker("browser")]
+    browser = marked["browser"]
     if browser and not chromium_path() and "INGOT_REQUIRE_BROWSER" not in os.environ:
         for item in browser:
             item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
@@ -93,11 +98,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Files of many tests go to one worker each: pytest-xdist counts, after each test, what is left of every unit of
     # work, and nine thousand units take it seven seconds. The other tests come last, one by one, so that workers end
     # together.
-    alone = [item for item in items if not item.get_closest_marker("xdist_group")]
-    counts = Counter(item.path for item in alone)
-    for item in alone:
-        if counts[item.path] > MANY_TESTS:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(config.rootpath).as_posix()))
+    grouped, alone = set(marked["xdist_group"]), defaultdict[Path, list[pytest.Item]](list)
+    for item in items:
+        if item not in grouped:
+            alone[item.path].append(item)
+    for path, of_file in alone.items():
+        if len(of_file) > MANY_TESTS:
+            group = pytest.mark.xdist_group(path.relative_to(config.rootpath).as_posix())
+            for item in of_file:
+                item.add_marker(group)
 
 
 def pytest_collection_finish() -> None:
