@@ -36,10 +36,19 @@ class Contest:
 
     body       a program with only this call
     backends   names of these backends, the one with the lowest estimated cost first
+    regions    by backend that would compile the call as a region of its own: the program of that region
     """
 
     body: Program
     backends: tuple[str, ...]
+    regions: Mapping[str, Program] = field(default_factory=dict)
+
+    def region(self, backend: str) -> Region:
+        """Return the call as a region that `backend` is to compile. A call and a region can differ in bounds of dims.
+
+        If the backend wins, its code is the one that the program needs, and is not compiled again.
+        """
+        return Region("call", self.regions.get(backend, self.body), backend)
 
     @property
     def call(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Make a program of a single call, for backends that compile or time calls, and find the bounds of its dims."""
+"""Make programs of a single call or of a region, for backends that compile or time them, and bound their dims."""
 
 import operator
 from typing import Any
@@ -42,6 +42,30 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
     body.set_outputs(outputs)
     body.dims = serving_dims(program, body)
     return body
+
+
+def region_body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
+    """Return the program of a region with the calls `members`, its inputs and its outputs.
+
+    Inputs are the nodes outside that the region reads. Outputs are the nodes of the region that are read outside.
+    """
+    inside = set(members)
+    inputs: list[fx.Node] = []
+    for node in members:
+        inputs += [source for source in node.all_input_nodes if source not in inside and source not in inputs]
+    outputs = [node for node in members if any(user not in inside for user in node.users)]
+    body = Program(name, program.stage, {}, bucket=program.bucket)
+    values: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(inputs):
+        values[node] = body.add_input(f"in{index}", node.meta["type"])
+    for node in members:
+        values[node] = body.graph.node_copy(node, values.__getitem__)
+        for key in ("backend", "placement"):  # properties of the call, not of the computation
+            values[node].meta.pop(key, None)
+    body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
+    used = body.symbols()
+    body.dims = {name: dim for name, dim in program.dims.items() if name in used}
+    return body, inputs, outputs
 
 
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:

@@ -9,16 +9,17 @@ from typing import ClassVar
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.artifact.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes, Decision
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, No, RegionCompiler, Yes, alternatives, call_compilers
 from ingot.ir.errors import PassError, TargetError
 from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.program import Program, Region, is_call, target_name
 from ingot.ir.text import print_region_body
+from ingot.ir.types import TensorType
 from ingot.ir.weights import formats_of_call
 from ingot.passes.base import Contest, Pass, PassContext
-from ingot.passes.call_bodies import call_body
+from ingot.passes.call_bodies import call_body, region_body
 from ingot.passes.rewrite import Rewriter
 
 
@@ -26,8 +27,8 @@ from ingot.passes.rewrite import Rewriter
 class ChooseBackends(Pass):
     """Chooses a backend for every call. Each backend says whether it can compute a call, and at which cost.
 
-    If several backends can compute a call alone, they are timed and the fastest is chosen. Without times, the lowest
-    cost is chosen. In deterministic mode, results of a backend must not depend on the other requests of a step.
+    If several backends can compute a call alone, they are timed, and the slower ones are left out. Of the others, the
+    lowest cost is chosen. In deterministic mode, results of a backend must not depend on the other requests of a step.
     """
 
     name: ClassVar[str] = "choose-backends"
@@ -46,7 +47,8 @@ class ChooseBackends(Pass):
         for node, decided in zip(contests, _decided(list(contests.values()), context, anyway), strict=True):
             node.meta["contest"] = decided
             if isinstance(decided, BackendTimes):
-                chosen[node] = decided.backend
+                chosen[node] = choice_of(usable[node], decided)
+            node.meta["decision"] = Decision.of(decided, chosen[node])
         for node, backend in chosen.items():
             if rewriter.take(node):
                 node.meta["backend"] = backend
@@ -132,6 +134,16 @@ def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> 
 # Contests: calls with several backends to choose from by timing.
 
 
+def choice_of(claims: Mapping[str, Yes], times: BackendTimes) -> str:
+    """Return the backend for a call, by name: the lowest cost among those that timing has not shown to be slow.
+
+    `claims` are the claims by backend, and `times` those of the backends that were timed. All of these but the fastest
+    are left out. A compiler of regions is not timed, and may claim a lower cost than the fastest one.
+    """
+    left = [name for name in claims if name == times.backend or name not in times.times]
+    return min(left, key=lambda name: claims[name].cost)
+
+
 def _contests(
     program: Program,
     usable: Mapping[fx.Node, Mapping[str, Yes]],
@@ -143,14 +155,49 @@ def _contests(
     usable   call -> backend name -> the backend's claim (offer to compute the call)
     chosen   call -> name of the backend with the lowest cost
     """
-    backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
+    compilers = [one for one in context.backends if isinstance(one, RegionCompiler) and not one.compiles_calls]
+    alone = {
+        one.name: _alone(one, [node for node, claims in usable.items() if one.name in claims]) for one in compilers
+    }
+    backends = {
+        node: [name for name, claim in claims.items() if claim.timed and (name not in alone or node in alone[name])]
+        for node, claims in usable.items()
+    }
     contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
-    inside = _in_regions({chosen[node] for node in contested}, chosen, context)
+    inside = _in_regions({chosen[node] for node in contested} - alone.keys(), chosen, context)
     return {
-        node: Contest(call_body(program, node, "call"), tuple(sorted(names, key=lambda name: usable[node][name].cost)))
+        node: Contest(
+            call_body(program, node, "call"),
+            tuple(sorted(names, key=lambda name: usable[node][name].cost)),
+            {name: region_body(program, [node], "call")[0] for name in names if name in alone},
+        )
         for node, names in contested.items()
         if node not in inside
     }
+
+
+def _alone(backend: RegionCompiler, nodes: list[fx.Node]) -> frozenset[fx.Node]:
+    """Return the calls among `nodes` that a compiler of regions would compile alone, each as a region of one call.
+
+    Timing such a call says as much as timing a call of a library. `nodes` are all calls that `backend` claims.
+    """
+    cover = backend.cover(nodes) if nodes else None
+    single = (group[0] for group in cover or () if len(group) == 1)
+    # A region has one input for a value that a call reads twice, and no states: it can be called like the call itself.
+    return frozenset(
+        node
+        for node in single
+        if isinstance(node.meta["type"], TensorType)
+        and len(_tensors(node)) == len(set(_tensors(node)))
+        and all(isinstance(one.meta["type"], TensorType) for one in _tensors(node))
+    )
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes among the arguments of a call. One that occurs twice is there twice."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:

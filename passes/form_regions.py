@@ -13,7 +13,7 @@ from ingot.ir.backend import RegionCompiler
 from ingot.ir.program import VIEWS, Program, Region, RegionCall
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.call_bodies import serving_dims
+from ingot.passes.call_bodies import region_body, serving_dims
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.rewrite import Rewriter
 from ingot.passes.stages import stage_of_calls
@@ -41,7 +41,7 @@ class FormRegions(Pass):
                 continue
             if not rewriter.take(members[-1]):
                 continue
-            body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
+            body, inputs, outputs = region_body(program, members, f"r{len(program.regions)}")
             if backend.compiles_calls:  # its code may rely on the bounds of this bucket class
                 body.dims = serving_dims(program, body)
             region = by_text.get(print_region_body(body))
@@ -126,30 +126,6 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
     for node in leader:
         groups.setdefault(find(node), []).append(node)
     return list(groups.values())
-
-
-def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
-    """Return the program of a region with the calls `members`, its inputs and its outputs.
-
-    Inputs are the nodes outside that the region reads. Outputs are the nodes of the region that are read outside.
-    """
-    inside = set(members)
-    inputs: list[fx.Node] = []
-    for node in members:
-        inputs += [source for source in node.all_input_nodes if source not in inside and source not in inputs]
-    outputs = [node for node in members if any(user not in inside for user in node.users)]
-    body = Program(name, program.stage, {}, bucket=program.bucket)
-    values: dict[fx.Node, fx.Node] = {}
-    for index, node in enumerate(inputs):
-        values[node] = body.add_input(f"in{index}", node.meta["type"])
-    for node in members:
-        values[node] = body.graph.node_copy(node, values.__getitem__)
-        for key in ("backend", "placement"):  # properties of the call, not of the computation
-            values[node].meta.pop(key, None)
-    body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
-    used = body.symbols()
-    body.dims = {name: dim for name, dim in program.dims.items() if name in used}
-    return body, inputs, outputs
 
 
 def _call_region(

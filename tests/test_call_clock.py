@@ -87,7 +87,7 @@ def test_a_gpu_has_all_launches_before_it_begins(device: FakeDevice, monkeypatch
     assert times["slow"] == (BackendTime(tokens=9, sequences=9, microseconds=30.0),)
     assert times["swift"] == (BackendTime(tokens=9, sequences=9, microseconds=10.0),)
     rounds = " ".join(device.journal).split("sleep")[1:]
-    warm, timed = rounds[:4], rounds[4:]
+    warm, timed = rounds[: 2 + 2 * 3], rounds[2 + 2 * 3 :]
     assert warm[0] == " record slow record synchronize " and warm[1] == " record swift record synchronize "
     assert len(timed) == 2 * ROUNDS
     for number, one in enumerate(timed):
@@ -97,6 +97,16 @@ def test_a_gpu_has_all_launches_before_it_begins(device: FakeDevice, monkeypatch
         ]  # fmt: skip
     last = [place for name, place in device.inputs if name == "swift"][-8:]
     assert len(set(last)) == 5 and last[:3] == last[5:], "weights are read from five places in turn"
+
+
+def test_a_clear_loser_is_timed_by_few_calls(device: FakeDevice) -> None:
+    """One that is four times as slow is not called hundreds of times, and has the time that it took."""
+    device.seconds = {"slow": 4e-5, "near": 3.9e-5, "swift": 1e-5}
+    gpu = CPU.model_copy(update={"device": "cuda"})
+    times = time_call(product(tokens=(2, 16)), [Candidate(backend=name) for name in device.seconds], gpu)
+    assert {name: one[0].microseconds for name, one in times.items()} == {"slow": 40.0, "near": 39.0, "swift": 10.0}
+    calls = {name: device.journal.count(name) for name in device.seconds}
+    assert calls["slow"] == 1 + 3 and calls["near"] == calls["swift"] > 50
 
 
 def test_on_a_cpu_each_backend_runs_on_as_many_threads_as_the_target_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ingot.compile.folder_writer import WritableFiles
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
 from ingot.compile.publish import Sealed
-from ingot.ir.artifact.backend_times import BackendTimes, Decision
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
 from ingot.ir.artifact.record import PassRecord, encode_refusals
@@ -95,7 +95,7 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
                 "backends": {node.name: node.meta["backend"] for node in program.calls() if "backend" in node.meta},
                 "candidates": _candidates(program),
                 "contests": {
-                    node.name: Decision.of(found).model_dump(mode="json") for node, found in _contests(program)
+                    node.name: node.meta["decision"].model_dump(mode="json") for node, _ in _contests(program)
                 },
                 "tiles": _tiles(program, tiles),
                 "refusals": encode_refusals(

@@ -19,7 +19,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.text import bucket_text
 from ingot.passes.base import PassContext
-from ingot.passes.choose_backends import claims_of
+from ingot.passes.choose_backends import choice_of, claims_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _choice(
 ) -> OpChoice:
     answers = []
     for backend in backends:
-        times = tuple(filter(None, (Decision.of(one).of_backend(backend.name) for one in measured)))
+        times = tuple(filter(None, (Decision.of(one, one.backend).of_backend(backend.name) for one in measured)))
         if backend.name in claims:
             cost = claims[backend.name].cost
             answers.append(OpAnswer(backend.name, cost, _cost_reason(backend.name, cost), times))
@@ -131,10 +131,12 @@ def _winner(claims: Mapping[str, Yes], measured: Sequence[BackendTimes]) -> tupl
     if not claims:
         return NONE, "no backend claims it, so a program with this call does not compile"
     cheapest = min(claims, key=lambda name: claims[name].cost)
-    won = {one.backend for one in measured if one.backend in claims}
+    known = [one for one in measured if one.backend in claims]
+    won = {choice_of(claims, one) for one in known}
     if len(won) == 1:
         (winner,) = won
-        return winner, f"the fastest in {len(measured)} measured {'call' if len(measured) == 1 else 'calls'}"
+        why = f"the fastest in {len(measured)} measured {'call' if len(measured) == 1 else 'calls'}"
+        return winner, Decision.of(known[0], winner).reason or why
     if won:
         return cheapest, f"measured calls differ: {', '.join(sorted(won))}; the lowest cost decides for others"
     if len(claims) == 1:

@@ -40,7 +40,7 @@ class BackendTimes(BaseModel):
 
     call     the lines of the call's text
     bucket   the text of the bucket class (range of step sizes) for which the call was timed
-    backend  the chosen backend
+    backend  the fastest backend
     times    by backend, its times for a list of steps; the backend that claims the lowest cost comes first
     source   "measured" if this compile or an earlier, cached one timed the call; "given" if a tuning log has the times
 
@@ -74,7 +74,7 @@ class Decision(BaseModel):
 
     decided  "timed" by times that were measured or found in the compile cache, "given" by times of a tuning log, or
              "ranked" by the costs that backends claim
-    reason   why no times were used; "" if they were
+    reason   why the times did not decide; "" if they did
     times    the times of each timed backend, by backend
     """
 
@@ -84,10 +84,17 @@ class Decision(BaseModel):
     times: dict[str, tuple[BackendTime, ...]] = {}
 
     @staticmethod
-    def of(found: "BackendTimes | str") -> "Decision":
-        """Return the decision for a call. `found` holds its measured times, or says why there are none."""
+    def of(found: "BackendTimes | str", chosen: str) -> "Decision":
+        """Return the decision for a call, for which the backend `chosen` was chosen.
+
+        `found` holds its measured times, or says why there are none.
+        """
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
+        if chosen != found.backend:
+            slow = " and ".join(name for name in found.times if name != found.backend)
+            reason = f"{slow} took longer than {found.backend}, which claims a higher cost than {chosen}"
+            return Decision(decided="ranked", reason=reason, times=found.times)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
     def of_backend(self, backend: str) -> str:

@@ -211,6 +211,51 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cache", "model.ingot"]
 
 
+def test_compiles_with_a_package_take_turns(
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """With a compile of our own, slower with the package, which wins three calls of two programs there."""
+    script = importlib.import_module("compile_with_package")
+    seconds = iter([9.0, 11.0, 8.0, 12.0])
+    sites: list[str | None] = []
+
+    def run_command(command: Any, *, env: dict[str, str] | None = None, **_: Any) -> Any:
+        if "pip" in command:
+            assert (Path(command[-1]) / "pyproject.toml").is_file() and "--no-deps" in command
+            return children.Ended(0.0, 1.0, None)
+        assert env is not None and not Path(env["INGOT_CACHE"]).exists(), "caches are empty"
+        Path(env["INGOT_CACHE"]).mkdir(parents=True)
+        output, outside = command[6], "PYTHONPATH" in env
+        sites.append(env.get("PYTHONPATH"))
+        output.mkdir()
+        taken = {"a": "cpu", "b": "c_gates" if outside else "inductor"}
+        programs = {"decode": {"backends": {**taken, "c": taken["b"]}}, "extend": {"backends": taken}}
+        (output / "choices.json").write_text(json.dumps(programs))
+        return children.Ended(0.0, next(seconds), None)
+
+    monkeypatch.setattr(script, "run_command", run_command)
+    used = iter([0.0, 20.0, 0.0, 21.0, 0.0, 22.0, 0.0, 20.5])
+    monkeypatch.setattr(script, "_cpu_seconds", lambda: next(used))
+    call("compile_with_package", tmp_path, "--work", tmp_path / "work", "--turns", 2, "--json", tmp_path / "found.json")
+    site = str(tmp_path / "work" / "site")
+    assert sites == [None, site, None, site]
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert {name: one.value for name, one in figures.items()} == {
+        "compile_wall": 8.0,
+        "compile_with_package_wall": 11.0,
+        "wall_ratio": 11 / 8,
+        "compile_cpu": 20.0,
+        "compile_with_package_cpu": 20.5,
+        "cpu_ratio": 20.5 / 20,
+        "won": 3.0,
+    }
+    assert figures["compile_with_package_wall"].values == (11.0, 12.0)
+
+
 @in_one_of(3)
 def test_an_export_is_measured(
     results: ModuleType,

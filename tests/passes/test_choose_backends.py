@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import CompilesCalls
 from gpu_model import MODEL
 from sm_90 import unplug
 from staged import pass_context, traced
@@ -26,8 +27,10 @@ from ingot.ir.errors import PassError
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Region, Stage, target_name
+from ingot.ir.text import print_program, print_region_body
 from ingot.passes.base import Contest, PassContext
 from ingot.passes.choose_backends import ChooseBackends, claims_of
+from ingot.passes.form_regions import FormRegions
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 
@@ -194,6 +197,78 @@ def test_fallbacks_and_regions_are_not_timed(apply: Apply) -> None:
     timer = _Timer()
     apply(ChooseBackends(), TEXT, backends=(_Priced("one", 1.0), Inductor(), Reference(), Rowwise()), time_calls=timer)
     assert not timer.asked, "one backend, a region compiler, and what stands in for missing ones"
+
+
+GATES = """\
+program main stage=FUSED bucket=extend tokens=[1, 64] q_max=any
+dim T in [1, 512]
+input gate: f32[T, 8]
+input up: f32[T, 8]
+%once = ingot.silu_mul(%gate, %up) : f32[T, 8]
+%twice = ingot.silu_mul(%once, %once) : f32[T, 8]
+return y=%twice
+"""
+
+
+class _Apart(CompilesCalls):
+    """Compiles each call as a region of its own, or all together, at a low cost."""
+
+    name, compiles_calls = "apart", False
+
+    def __init__(self, *, together: bool = False) -> None:
+        self.together = together
+
+    def claim(self, nodes: Sequence[Any], target: Any, bucket: Any) -> Yes | No:
+        return Yes(0.1 * len(nodes))
+
+    def cover(self, nodes: Sequence[Any]) -> list[list[Any]] | None:
+        return None if self.together else [[node] for node in nodes]
+
+    def warm_up(self) -> None: ...
+
+
+def test_a_region_of_one_call_is_timed_and_its_code_is_kept(apply: Apply) -> None:
+    timer = _Timer()
+    program, _ = apply(ChooseBackends(), GATES, backends=(_Apart(), _Priced("call", 2.0)), time_calls=timer)
+    assert _backends(program) == {"once": "call", "twice": "apart"}, "a value read twice is one input of a region"
+    (contest,) = timer.asked
+    assert contest.backends == ("apart", "call") and contest.region("call").body is contest.body
+    decision = next(node.meta["decision"] for node in program.calls() if node.name == "once")
+    assert (decision.decided, decision.reason) == ("timed", "")
+
+    alone, _ = apply(ChooseBackends(), GATES, backends=(_Apart(), _Priced("call", 2.0)))
+    formed, _ = apply(FormRegions(), print_program(alone), backends=(_Apart(),))
+    (once, _) = formed.regions.values()
+    assert print_region_body(contest.region("apart").body) == print_region_body(once.body)
+    assert "dim T in [1, 512]" in print_region_body(once.body), "one code for all bucket classes"
+
+
+def test_regions_of_several_calls_are_not_timed(apply: Apply) -> None:
+    for backends in ((_Apart(together=True), _Priced("call", 2.0)), (_Priced("call", 0.05), _Apart(together=True))):
+        timer = _Timer()
+        program, _ = apply(ChooseBackends(), GATES, backends=backends, time_calls=timer)
+        assert not timer.asked and set(_backends(program).values()) == {backends[0].name}
+
+
+@pytest.mark.parametrize("swift", ["apart", "call"])
+def test_a_call_that_timing_shows_to_be_slow_leaves_no_region(apply: Apply, swift: str) -> None:
+    """The call alone is slower as `apart` compiles it, so its low claim takes nothing out of inductor's region."""
+
+    def timer(contests: Sequence[Contest], anyway: Any) -> list[BackendTimes]:
+        return [replace_backend(_timed(one), swift) for one in contests]
+
+    def replace_backend(times: BackendTimes, name: str) -> BackendTimes:
+        return times.model_copy(update={"backend": name})
+
+    backends = (_Apart(), Inductor(), _Priced("call", 2.0))
+    program, _ = apply(ChooseBackends(), GATES, backends=backends, time_calls=timer)
+    decision = next(node.meta["decision"] for node in program.calls() if node.name == "once")
+    assert list(decision.times) == ["apart", "call"]
+    if swift == "apart":
+        assert _backends(program)["once"] == "apart" and decision.decided == "timed"
+    else:
+        assert _backends(program)["once"] == "inductor" and decision.decided == "ranked"
+        assert decision.reason == "apart took longer than call, which claims a higher cost than inductor"
 
 
 def _contests(architecture: str) -> tuple[dict[str, list[tuple[str, tuple[str, ...]]]], _Timer]:

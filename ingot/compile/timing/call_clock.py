@@ -22,6 +22,10 @@ from ingot.runtime.loading.load_context import on_one_device
 from ingot.runtime.loading.loaders import find_op, load_executable, load_library
 
 ROUNDS = 7  # the result is their median
+# A backend whose shortest of so many first calls takes so many times as long as that of the fastest one is not timed
+# further: a busy machine makes calls some times slower, but not each of several.
+_FIRST = 3
+_CLEARLY = 4.0
 _ROW = (8, 64)  # minimum and maximum calls of a round
 # The length of a round of short calls on a CPU: reading the clock and waking threads take some microseconds.
 _ROUND_SECONDS = 2e-3
@@ -61,15 +65,17 @@ def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device
     """Return the seconds of one call in a step of this size, by backend.
 
     `calls` maps each backend to a function that runs its code on a list of inputs. The backends take turns, so a
-    slowdown of the machine affects all of them.
+    slowdown of the machine affects all of them. The time of a clearly slow one is the median of few calls.
     """
     sets = _input_sets(body, step, device)
     for call in calls.values():
         _round(call, sets, 1, device)  # the first call does one-time setup
-    first = {name: _round(call, sets, 1, device) for name, call in calls.items()}
-    count = {name: _calls_of_round(seconds, len(sets), device) for name, seconds in first.items()}
-    rounds = [{name: _round(call, sets, count[name], device) for name, call in calls.items()} for _ in range(ROUNDS)]
-    return {name: statistics.median(one[name] for one in rounds) for name in calls}
+    first = [{name: _round(call, sets, 1, device) for name, call in calls.items()} for _ in range(_FIRST)]
+    least = {name: min(one[name] for one in first) for name in calls}
+    near = {name: call for name, call in calls.items() if least[name] < _CLEARLY * min(least.values())}
+    count = {name: _calls_of_round(least[name], len(sets), device) for name in near}
+    rounds = [{name: _round(call, sets, count[name], device) for name, call in near.items()} for _ in range(ROUNDS)]
+    return {name: statistics.median(one[name] for one in (rounds if name in near else first)) for name in calls}
 
 
 def _calls_of_round(seconds: float, sets: int, device: str) -> int:

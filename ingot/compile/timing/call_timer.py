@@ -1,6 +1,7 @@
 """Time the backends of a model's calls during a compile, once for each machine and executable."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
 from ingot.ir.artifact.backend_times import BackendTime, BackendTimes, Candidate, fastest
-from ingot.ir.backend import LibraryBuilder, call_compilers
+from ingot.ir.backend import Compiler, LibraryBuilder
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
@@ -105,15 +106,22 @@ class CallTimer:
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
-        compilers = {one.name for one in call_compilers(self.emitter.backends.values())}
-        compiled = {
-            name: Region(name, one.body, one.backend) for name, one in regions.items() if one.backend in compilers
+        backends = self.emitter.backends
+        compiled = [
+            Region(name, one.body, one.backend)
+            for name, one in regions.items()
+            if isinstance(backends[one.backend], Compiler)
+        ]
+        libraries = {
+            name: backend
+            for name, one in regions.items()
+            if isinstance(backend := backends[one.backend], LibraryBuilder)
         }
-        executables = self.emitter.emit([*compiled.values(), *anyway]) if compiled else {}
-        for name, one in regions.items():
-            backend = self.emitter.backends[one.backend]
-            if isinstance(backend, LibraryBuilder):
-                executables[name] = self.emitter.emit_library(backend)
+        # Libraries are built in this process, and the rest in worker processes.
+        with ThreadPoolExecutor(1) as thread:
+            emitting = thread.submit(self.emitter.emit, [*compiled, *anyway]) if compiled else None
+            built = {name: self.emitter.emit_library(backend) for name, backend in libraries.items()}
+            executables = built | (emitting.result() if emitting else {})
         return {
             contest.key: [
                 Candidate(
@@ -155,7 +163,7 @@ def _regions(contest: Contest) -> list[Region]:
 
     All contain that call. Each is to be compiled by its backend.
     """
-    return [Region("call", contest.body, backend) for backend in contest.backends]
+    return [contest.region(backend) for backend in contest.backends]
 
 
 def _decided(contest: Contest, times: Mapping[str, tuple[BackendTime, ...]]) -> BackendTimes:
