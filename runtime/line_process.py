@@ -4,13 +4,13 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from typing import IO
 
 from ingot.ir.errors import InternalError
+from ingot.runtime.module_command import module_command
 
 # Python and a library start in 0.2 s on an idle core.
 START_SECONDS = 60.0
@@ -30,7 +30,7 @@ class LineProcess:
     def __init__(self, module: str, what: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            module_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

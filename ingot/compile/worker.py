@@ -5,13 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingot.error_text import decode_error
 from ingot.ir.errors import BackendError
+from ingot.runtime.module_command import module_command
 
 # The end of a dead compiler's stderr: enough for the end of a traceback, not its whole log.
 _STDERR_TAIL = 2000
@@ -23,7 +23,7 @@ class Worker:
     def __init__(self, backend: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ingot.compile.emit_worker"],
+            module_command("ingot.compile.emit_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

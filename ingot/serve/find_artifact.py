@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from ingot.error_text import decode_error
 from ingot.hub.name import hub_name, is_there
 from ingot.ir.artifact.manifest_file import VARIANTS, is_artifact
 from ingot.ir.errors import ArtifactError, InternalError, OptionError
+from ingot.runtime.module_command import module_command
 
 _GGUF = ".gguf"
 
@@ -78,7 +78,7 @@ def _compile_cached(
     """
     # The child takes a string that is no folder for a hub name; a Path is never a hub name.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
-    command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
+    command = module_command("ingot.compile.cached", given, json.dumps(options))
     if quantized_by is not None:
         command.append(json.dumps(list(quantized_by)))
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

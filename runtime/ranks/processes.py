@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from ingot.ir.artifact.manifest_file import device_of, mesh_in
 from ingot.ir.errors import OptionError, RankError
 from ingot.ir.machine.gpus import GPU_VARIABLE, visible_gpus
 from ingot.ir.mesh import ONE_DEVICE, Mesh, parse_mesh, ranks, world_size
+from ingot.runtime.module_command import module_command
 from ingot.runtime.ranks.report_layout import report_bytes
 
 # Processes whose pipes are closed get this long, before they are killed.
@@ -139,7 +139,7 @@ def _cores() -> int:
 def _start(processes: RankProcesses, rank: int, variables: Mapping[str, str]) -> None:
     read, write = os.pipe()
     processes.pipes[rank] = write
-    module = [sys.executable, "-m", "ingot.runtime.ranks.worker"]
+    module = module_command("ingot.runtime.ranks.worker")
     try:
         processes.children[rank] = subprocess.Popen(
             [*module, str(processes.folder), str(rank), str(processes.area_fd), str(read)],

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from ingot.error_text import decode_error
 from ingot.ir.errors import EngineDeadError, IngotError, InternalError, QueueFullError
+from ingot.runtime.module_command import module_command
 from ingot.serve.engine.connection import EngineConnection
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import (
@@ -68,7 +68,7 @@ class EngineLimits:
 def start_process(connection: socket.socket, place: Place) -> "subprocess.Popen[bytes]":
     """Start an engine process that serves the requests of `connection`, one end of a socket pair."""
     return subprocess.Popen(
-        [sys.executable, "-m", "ingot.serve.engine.process", str(connection.fileno()), *place.arguments],
+        module_command("ingot.serve.engine.process", str(connection.fileno()), *place.arguments),
         env={**os.environ, **place.variables},
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from ingot.ir.errors import ArtifactError, InternalError, RequestError
-from ingot.runtime import line_process
 from ingot.runtime.chat.renderer import Renderer
 
 LONG = 60.0  # where no cap on time is tested: a busy machine may take its time
@@ -129,7 +128,7 @@ def test_a_worker_that_dies_is_replaced(renderer: Renderer) -> None:
 
 
 def test_a_worker_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(InternalError, match="did not start, status 1"):
         render(Renderer(), "x")
 

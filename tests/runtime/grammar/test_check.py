@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from ingot.ir.errors import InternalError, RequestError
-from ingot.runtime import line_process
 from ingot.runtime.grammar.check import GrammarCheck
 from ingot.runtime.grammar.compiling import readable
 from ingot.runtime.grammar.params import MAX_CHARACTERS, StructuredOutputsParams
@@ -44,7 +44,7 @@ def test_a_slow_grammar_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_does_not_start(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(InternalError, match="did not start, status 1"):
         made(tokenizer).source(GOOD)
 
