@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -110,7 +111,7 @@ def _described(entry: EntryPoint, owner: Owner) -> PackageBackend:
     try:
         found = entry.load()
     except Exception as error:  # code of another package may raise anything
-        raise owner.raised("be imported", error, where=entry.value) from error
+        raise owner.raised("be imported", error, where=_place(entry)) from error
     if not isinstance(found, PackageBackend):
         raise owner.error(f"is {found!r:.80}", where=entry.value, expected="an ingot.backends.outside.PackageBackend")
     if not found.emit or (odd := sorted(found.emit.keys() - set(DEVICES))):
@@ -121,6 +122,17 @@ def _described(entry: EntryPoint, owner: Owner) -> PackageBackend:
         if not isinstance(place, str) or (place and not _PLACE.fullmatch(place)) or (what in found.emit and not place):
             raise owner.error(f"has the place {place!r:.80} for {what}", where=entry.value, expected="MODULE:NAME")
     return found
+
+
+def _place(entry: EntryPoint) -> str:
+    """Return an entry point with the place of its module, which may be another one than the package's.
+
+    A folder of the same name may stand before the package on the path, as the folder that holds the project does.
+    """
+    module = sys.modules.get(entry.module)
+    if module is None:
+        return entry.value
+    return f"{entry.value} of {module.__file__ or ', '.join(module.__path__)}"
 
 
 def _entry(found: PackageBackend, owner: Owner) -> BackendEntry:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,56 @@ def test_layouts_that_differ_are_stored_each_once(tmp_path: Path) -> None:
     assert index["cpu"]["a"]["file"] == index["sm_90"]["c"]["file"] == "weights/00000.safetensors"
     assert index["cpu"]["b"]["same_as"] == "a"
     assert index["sm_90"]["a"]["file"] == index["sm_100"]["a"]["file"] == "weights/sm_90+sm_100/00000.safetensors"
+
+
+CHOOSE = """
+import ctypes, sys
+from pathlib import Path
+
+
+class Driver:
+    def __getattr__(self, function):
+        def call(*arguments):
+            if function == "cuDeviceGetAttribute":
+                arguments[0]._obj.value = {75: 9, 76: 0}.get(arguments[1], 1)
+            elif function == "cuDeviceGetName":
+                arguments[0].value = b"a GPU"
+            elif function == "cuDriverGetVersion":
+                arguments[0]._obj.value = 13010
+            return 0
+
+        return call
+
+
+real = ctypes.CDLL
+ctypes.CDLL = lambda name, *rest, **more: Driver() if name == "libcuda.so.1" else real(name, *rest, **more)
+if sys.argv[2]:  # a build of torch without CUDA
+    import ingot.ir.machine.find_gpu as find_gpu
+    run = find_gpu.runpy.run_path
+    find_gpu.runpy.run_path = lambda path: {**run(path), "cuda": None}
+from ingot.ir.errors import TargetError
+from ingot.serve.find_artifact import find_artifact
+
+print(find_artifact(sys.argv[1], {}).name)
+assert "torch" not in sys.modules
+ctypes.CDLL = real
+import torch, ingot.ir.machine.find_gpu
+
+loaded = ingot.ir.machine.find_gpu._torch_build()
+del sys.modules["torch"]
+if not sys.argv[2]:
+    assert ingot.ir.machine.find_gpu._torch_build() == loaded == (torch.__version__, torch.version.cuda)
+"""
+
+
+@pytest.mark.parametrize(("without", "chosen"), [("", "sm_90"), ("without CUDA", "cpu")])
+def test_choosing_a_variant_on_a_machine_with_a_gpu_imports_no_torch(
+    made: CompileReport, without: str, chosen: str
+) -> None:
+    """With a driver of our own: a server process opens the artifact without torch, an engine's context starts early."""
+    command = [sys.executable, "-c", CHOOSE, str(made.output), without]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, [chosen]), done.stderr
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from backend_table import patch_entry
 from drawn import in_one_of
-from installed import install
+from installed import describe, install
 from tiny import TINY
 
 import ingot.cli.main as cli
@@ -222,6 +222,18 @@ def test_a_backend_that_cannot_be_used(kind: str, package: Install) -> None:
     found = competitors("auto", TARGET)
     assert "mine" not in [one.name for one in found.backends] and message in found.dropped["mine"]
     assert message in available(TARGET)[1]["mine"]
+
+
+def test_a_folder_that_stands_for_the_package_is_named(importable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the folder of its project: it has the same name, and no __init__.py."""
+    project = importable / "pack_folder"
+    project.mkdir()
+    describe(importable, "pack-folder", "1.0")
+    info = importable / "pack_folder-1.0.dist-info" / "entry_points.txt"
+    info.write_text("[ingot.backends]\nmine = pack_folder:BACKEND\n")
+    with pytest.raises(UserBackendError, match="no attribute 'BACKEND'") as caught:
+        find_entry("mine")
+    assert caught.value.where == f"pack_folder:BACKEND of {project}"
 
 
 @pytest.mark.parametrize("name", ["Mine", "my-own", "auto", "0mine"])

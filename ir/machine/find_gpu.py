@@ -1,9 +1,13 @@
-"""Find the GPU of this machine through the driver, without creating a context or initializing torch's CUDA."""
+"""Find the GPU of this machine through the driver, without creating a context or importing torch."""
 
 import contextlib
 import ctypes
+import importlib.util
+import runpy
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ingot.ir.errors import TargetError
@@ -44,12 +48,26 @@ def _driver() -> Any:
         driver: Any = ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise _none("it has no NVIDIA driver (libcuda.so.1)") from None
-    import torch  # a machine without the driver needs no torch to say so
-
-    if torch.version.cuda is None:
-        raise _none(f"torch {torch.__version__} is built without CUDA", "install a build of torch with CUDA")
+    version, cuda = _torch_build()
+    if cuda is None:
+        raise _none(f"torch {version} is built without CUDA", "install a build of torch with CUDA")
     _call(driver, "cuInit", 0)
     return driver
+
+
+def _torch_build() -> tuple[str, str | None]:
+    """Return the version of torch, and of the CUDA that it is built with, or None. Raises TargetError without torch.
+
+    Importing torch takes seconds. The variant of a fat artifact is chosen before: by a server process, which needs no
+    torch, and by an engine process, which imports torch while its CUDA context starts.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        return torch.__version__, torch.version.cuda
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise _none("torch is not installed", "install a build of torch with CUDA")
+    facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))  # assignments of texts, and no imports
+    return facts["__version__"], facts["cuda"]
 
 
 def _gpu(driver: Any, index: int) -> Gpu:
