@@ -145,7 +145,7 @@ def _winner(claims: Mapping[str, Yes], measured: Sequence[BackendTimes]) -> tupl
     why = f"the lowest of {len(claims)} costs" + (", and the first with this cost" if len(equal) > 1 else "")
     timed = [name for name, claim in claims.items() if claim.timed]
     if len(timed) > 1 and cheapest in timed:
-        why += f"; a compile times {', '.join(timed)} for calls outside regions, and takes the fastest"
+        why += f"; a compile times {', '.join(timed)} for calls outside regions, and leaves out the slower"
     return cheapest, why
 
 

@@ -76,7 +76,7 @@ def test_explain_says_why(ingot: Command) -> None:
     assert "no: for few tokens, a call of a region costs more than its computation" in text
     assert "yes, cost 2: regions of inductor are faster" in text and "times" not in text
     text = ingot("target", "--target", "cpu", "--explain", "--op", "ingot.linear", "--backend", "auto,onnx").out
-    assert "a compile times cpu, onnx for calls outside regions, and takes the fastest" in text
+    assert "a compile times cpu, onnx for calls outside regions, and leaves out the slower" in text
     text = ingot("target", "--target", "sm_90", "--explain", "--op", "kv_append").out
     assert "ingot.kv_append, decode-1 (1 token): triton\n  no other backend claims it\n" in text
     text = ingot("target", "--target", "cpu", "--explain", "--op", "linear", "--deterministic").out
@@ -98,12 +98,14 @@ def test_explain_shows_measured_times(ingot: Command, tmp_path: Path) -> None:
         source="measured",
     )
     log = tmp_path / "tuning.json"
-    log.write_text(TuningLog(target="cpu", cores=2, choices=(), calls=(call,)).model_dump_json())
+    more = call.model_copy(update={"bucket": "extend tokens=[17, 2048] q_max=any"})
+    log.write_text(TuningLog(target="cpu", cores=2, choices=(), calls=(call, more)).model_dump_json())
     text = ingot("target", "--target", "cpu", "--explain", "--op", "silu_mul", "--tuning-log", str(log)).out
     decode, extend = text.split("ingot.silu_mul, ")[1:]
     assert decode.startswith("decode (1–16 tokens): reference\n  the fastest in 1 measured call\n")
     assert "3.0 µs of 8 tokens" in decode and "2.5 µs of 8 tokens" in decode
-    assert extend.startswith("extend (17–2048 tokens): inductor\n") and "µs" not in extend
+    reason = "cpu took longer than reference, which claims a higher cost than inductor"
+    assert extend.startswith(f"extend (17–2048 tokens): inductor\n  {reason}\n") and "2.5 µs of 8 tokens" in extend
 
 
 @pytest.mark.parametrize(
