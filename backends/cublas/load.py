@@ -28,9 +28,9 @@ def _rounded_linear(
 ) -> torch.Tensor:
     """Compute the op `rounded_linear`, whose scales are those of rows, or of blocks of 128 columns.
 
-    Tensor cores add up with some 14 bits, as in our kernels for f8e4m3 (`lower/quant/form.py`): on an H200, the error is
-    1.3 (4096 columns) to 2 times (14336) that of the rounding to bf16, and a prompt takes 0.9 of the time. With blocks,
-    cuBLAS adds the sums of 128 columns in float32.
+    Tensor cores add up with some 14 bits, as in our kernels for f8e4m3 (`lower/quant/form.py`). On an H200, the error
+    is 1.3 (4096 columns) to 2 times (14336) that of the rounding to bf16, and matmuls of a prompt take 0.9 of the time.
+    With blocks, cuBLAS adds the sums of 128 columns in float32.
     """
     if x_scales.shape[1] > 1:
         # cuBLAS reads scales of x with the rows as the last axis.
