@@ -145,11 +145,16 @@ def test_weights_stored_apart_are_missed(checkpoint: Callable[[str], Path]) -> N
         _with_dims(request, every(AttentionSpec, names=AttentionNames())).trace()
 
 
+@pytest.fixture(scope="session")
+def requested(checkpoint: Callable[[str], Path]) -> Callable[[str], Request]:
+    """The request to compile a checkpoint, by the checkpoint's name."""
+    return functools.cache(lambda name: Request.read(checkpoint(name), backend="reference"))
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_a_wrong_size_is_refused(size: str, checkpoint: Callable[[str], Path]) -> None:
+def test_a_wrong_size_is_refused(size: str, requested: Callable[[str], Request]) -> None:
     """In three of the checkpoints that have it."""
-    requests = (Request.read(checkpoint(name), backend="reference") for name in ORDER)
-    both = ((request, _with_dims(request, SIZES[size])) for request in requests)
+    both = ((request, _with_dims(request, SIZES[size])) for request in map(requested, ORDER))
     wrong = [*itertools.islice((wrong for request, wrong in both if wrong.spec != request.spec), 3)]
     assert wrong, "no checkpoint has it"
     for one in wrong:
