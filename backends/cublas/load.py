@@ -28,9 +28,9 @@ def _rounded_linear(
 ) -> torch.Tensor:
     """Compute the op `rounded_linear`, whose scales are those of rows, or of blocks of 128 columns.
 
-    Tensor cores add up with some 14 bits, as in our kernels for f8e4m3 (`lower/quant/form.py`). On an H200, the error
-    is 1.3 (4096 columns) to 2 times (14336) that of the rounding to bf16, and matmuls of a prompt take 0.9 of the time.
-    With blocks, cuBLAS adds the sums of 128 columns in float32.
+    With scales of rows, tensor cores add up all columns with some 14 bits. On an H200 that gives an error of 0.2 %
+    (4096 columns) to 0.3 % (14336), rounding to bf16 included, where float8 rounds each number by up to 6 %. Sums in
+    float32 have 0.17 %, and take 1.1 times as long. With blocks, cuBLAS adds the sums of 128 columns in float32.
     """
     if x_scales.shape[1] > 1:
         # cuBLAS reads scales of x with the rows as the last axis.
