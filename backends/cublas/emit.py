@@ -47,9 +47,24 @@ class Cublas:
         return Yes(claim_cost(self.name) * len(nodes))
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        op = op_of(node.target)
-        assert op is not None
-        return op.costliest
+        return linear.costliest if op_of(node.target) is linear else _rounded_linear
+
+
+def _rounded_linear(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    format: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Allocate what a call of `rounded_linear` allocates (`load.py`): the result, and scales as cuBLAS reads them."""
+    copied = torch.empty_like(x_scales) if x_scales.shape[1] > 1 else scales.new_empty(len(weight))
+    result = x.new_empty(len(x), len(weight), dtype=dtype)
+    del copied
+    return result
 
 
 def _why_no_linear(node: fx.Node) -> str:

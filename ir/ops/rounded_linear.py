@@ -140,7 +140,6 @@ def _fake(
     rows=("x", "x_scales"),
     samples=_samples,
     fake=_fake,
-    costliest=_fake,
     flops=_flops,
     multiplies=True,
     fusible=False,  # a library computes it, or the reference

@@ -40,7 +40,8 @@ def parts_of(value: torch.Tensor, spot: Spot) -> list[torch.Tensor]:
 def whole_of(parts: Sequence[torch.Tensor], spot: Spot) -> torch.Tensor:
     """What the ranks have together."""
     if spot is None:
-        assert all(torch.equal(part, parts[0]) for part in parts), "ranks differ in a value that all should have"
+        comparable = [part.float() if part.dtype is torch.float8_e4m3fn else part for part in parts]
+        assert all(torch.equal(part, comparable[0]) for part in comparable), "ranks differ in a value that all have"
         return parts[0]
     if spot.kind == "partial":
         return parts[0] + parts[1]

@@ -52,7 +52,7 @@ def compiled(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 def test_the_programs_are_those_that_the_passes_saw(compiled: Compiled) -> None:
     trace = compiled.artifact.trace
-    assert len(trace) == len(compiled.seen) == 20
+    assert len(trace) == len(compiled.seen) == 21
     for entry, seen, record in zip(trace, compiled.seen, compiled.records, strict=True):
         assert (entry.before_text, entry.after_text) == seen, entry.title
         assert (entry.name, entry.bucket, entry.stage) == (record.name, record.bucket, record.stage)
@@ -64,7 +64,7 @@ def test_the_programs_are_those_that_the_passes_saw(compiled: Compiled) -> None:
     assert trace["insert-paged-kv"].matches == CHECKPOINTS[NAME].config["num_hidden_layers"]
     assert trace["fuse-qk-norm-rope"].matches == 0 and not trace["fuse-qk-norm-rope"].diff()
     assert trace["merge-linears"].diff()
-    assert trace["choose-backends@any"].number == 16 and trace["cse"].stage == "FUSED"
+    assert trace["choose-backends@any"].number == 17 and trace["cse"].stage == "FUSED"
     with pytest.raises(OptionError, match="nearest is 'cse'"):
         trace["csa"]
 

@@ -21,6 +21,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "linear": ("x",),
     "head_linear": ("x",),
     "quant_linear": ("x",),
+    "round_rows": ("x",),
+    "rounded_linear": ("x", "x_scales"),
     "rms_norm": ("x",),
     "add_rms_norm": ("x", "residual"),
     "rope": ("x", "positions"),
