@@ -60,8 +60,12 @@ def _rounded_linear(
     format: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Allocate what a call of `rounded_linear` allocates (`load.py`): the result, and scales as cuBLAS reads them."""
-    copied = torch.empty_like(x_scales) if x_scales.shape[1] > 1 else scales.new_empty(len(weight))
+    """Allocate what a call of `rounded_linear` allocates (`load.py`): the result, and what is copied for cuBLAS.
+
+    That is the scales, and with scales of blocks also x, if its rows are no multiple of 4.
+    """
+    blocks = x_scales.shape[1] > 1
+    copied = [torch.empty_like(x_scales), torch.empty_like(x)] if blocks else [scales.new_empty(len(weight))]
     result = x.new_empty(len(x), len(weight), dtype=dtype)
     del copied
     return result

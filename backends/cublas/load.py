@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.functional import ScalingType, scaled_mm
 
+# Rows of x with scales of blocks are a multiple of 4, so that their scales are whole 16 bytes. cuBLAS refuses others.
+_ROWS_ALIGNED = 4
+
 
 def find_op(target: str) -> Callable[..., Any] | None:
     """Return the torch function that computes an op with cuBLAS, or None if cuBLAS does not compute the op.
@@ -32,14 +35,17 @@ def _rounded_linear(
     (4096 columns) to 0.3 % (14336), rounding to bf16 included, where float8 rounds each number by up to 6 %. Sums in
     float32 have 0.17 %, and take 1.1 times as long. With blocks, cuBLAS adds the sums of 128 columns in float32.
     """
-    if x_scales.shape[1] > 1:
-        # cuBLAS reads scales of x with the rows as the last axis.
-        recipe = (x_scales.t().contiguous().t(), ScalingType.BlockWise1x128, scales.t(), ScalingType.BlockWise128x128)
-    else:
+    if x_scales.shape[1] == 1:
         columns = scales.reshape(1, -1).expand(1, len(weight)).contiguous()
-        recipe = (x_scales, ScalingType.RowWise, columns, ScalingType.RowWise)
-    fast = x_scales.shape[1] == 1
-    return scaled_mm(x, weight.t(), *recipe, bias=bias, output_dtype=dtype, use_fast_accum=fast)
+        by_row = (x_scales, ScalingType.RowWise, columns, ScalingType.RowWise)
+        return scaled_mm(x, weight.t(), *by_row, bias=bias, output_dtype=dtype, use_fast_accum=True)
+    # cuBLAS reads scales of x with the rows as the last axis, and rows of whole 16 bytes.
+    rows, missing = len(x), -len(x) % _ROWS_ALIGNED
+    if missing:
+        x = F.pad(x.view(torch.uint8), (0, 0, 0, missing)).view(x.dtype)
+    by_column = F.pad(x_scales.t(), (0, missing)).contiguous().t()
+    by_block = (by_column, ScalingType.BlockWise1x128, scales.t(), ScalingType.BlockWise128x128)
+    return scaled_mm(x, weight.t(), *by_block, bias=bias, output_dtype=dtype)[:rows]
 
 
 # Ops that torch computes with cuBLAS on a GPU. TF32 stays off, which is torch's default.
