@@ -15,7 +15,7 @@ HEADS, HEAD_DIM, WIDTH, VOCAB = 4, 16, 128, 152
 _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), HEADS * HEAD_DIM),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
     **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), HEADS * HEAD_DIM),
