@@ -5,7 +5,8 @@
 full     the checkpoint, with empty caches, into FOLDER/model.ingot, which is kept
 cached   the same again, with the caches that `full` filled: as with new weights of a known shape
 few      a checkpoint of the same shape with random weights and few layers, with empty caches
-Each is a process of its own, from its start to its end. `--options="--max-seq-len 4096"` passes options to
+Each is a process of its own, from its start to its end. Its memory is the peak of the anonymous memory of the process
+and of all that it starts, and of the largest of these alone. `--options="--max-seq-len 4096"` passes options to
 compile-model.
 """
 
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from process_samples import children_memory
 from random_checkpoint import write_checkpoint
 from results import Figure, add_json_option, report
 
@@ -97,10 +99,13 @@ def _compile(
 ) -> dict[str, Figure]:
     command: list[str | Path] = [sys.executable, "-m", "ingot", "compile", checkpoint, "--output", output, *extra]
     caches = {name: str(cache / name.lower()) for name in CACHES}
-    ended = run_command(command, env=caches, timeout=timeout, echo=True)
+    with children_memory() as memory:
+        ended = run_command(command, env=caches, timeout=timeout, echo=True)
     phases = json.loads((output / "timings.json").read_text(encoding="utf-8"))["phases"]
     return {
         name: Figure(value=ended.seconds, unit="s", what=f"compile-model, {what}"),
+        f"{name}_memory": Figure(value=memory.together, unit="B", what="anonymous memory of all its processes, peak"),
+        f"{name}_memory_process": Figure(value=memory.largest, unit="B", what="of one process, peak"),
         **{
             f"{name}_{phase.replace(' ', '_')}": Figure(value=seconds, unit="s", what=f"of it: {phase}")
             for phase, seconds in phases.items()

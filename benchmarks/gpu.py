@@ -164,7 +164,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
     yield "serve", [HERE / "serve.py", artifact, *load]
-    asked = ["--peer", options.peer, "--batch", options.batch, *site, *starts]
+    asked = ["--peer", options.peer, "--batch", options.batch, "--timeout", str(options.seconds), *site, *starts]
     yield "peer", [HERE / "peer.py", checkpoint, *asked, *read, *serving]
     yield "compile_again", [*compiling, "cached,few"]
 

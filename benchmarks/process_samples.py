@@ -1,10 +1,13 @@
-"""Sample the resources of a server's processes from /proc, and its gauges from /metrics."""
+"""Sample the resources of processes from /proc, and a server's gauges from /metrics."""
 
+import contextlib
+import os
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from http_servers import gauges
@@ -74,8 +77,54 @@ def device_memory(pids: Sequence[int]) -> int | None:
     return sum(own) * (1 << 20) if own else None
 
 
+@dataclass
+class PeakMemory:
+    """The most anonymous memory that processes had at a time, in bytes: all of them together, and each by its id."""
+
+    together: int = 0
+    processes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> int:
+        """Return the peak of the process that had most."""
+        return max(self.processes.values(), default=0)
+
+
+@contextlib.contextmanager
+def children_memory(interval: float = 0.02) -> Iterator[PeakMemory]:
+    """Sample the anonymous memory (RssAnon) of the processes that this one has started, until the block ends.
+
+    Samples are `interval` seconds apart. Memory that files back, such as mapped weights, does not count.
+    """
+    peak, ended = PeakMemory(), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(interval):
+            now = {pid: memory for pid in _descendants(os.getpid()) if (memory := _anonymous(pid)) is not None}
+            peak.together = max(peak.together, sum(now.values()))
+            peak.processes |= {pid: max(memory, peak.processes.get(pid, 0)) for pid, memory in now.items()}
+
+    thread = threading.Thread(target=sample, name="children's memory", daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _anonymous(pid: int) -> int | None:
+    """Return the anonymous memory of a process in bytes, or None if it has ended."""
+    with contextlib.suppress(OSError, KeyError):
+        return process_sample(pid).anonymous
+    return None
+
+
 def _descendants(pid: int) -> list[int]:
-    text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    """Return the ids of the processes that a process has started, and of those that they have started."""
+    text = ""
+    with contextlib.suppress(OSError):  # the process or a thread of it may end meanwhile
+        text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     children = [int(one) for one in text.split()]
     return [*children, *(further for child in children for further in _descendants(child))]
 

@@ -32,6 +32,7 @@ CLASSES = (1, 16, 32, 64, 512)  # maximum tokens of the bucket classes of decode
 CONTEXTS: dict[str, tuple[int, ...]] = {
     "1 x 32k": (32768,),
     "8 x 16k": (16384,) * 8,
+    "32 x 16k": (16384,) * 32,
     "1 x 64k, 31 x 2k": (65536, *(2048,) * 31),
     "32 x 2k": (2048,) * 32,
     "32 x 512": (512,) * 32,

@@ -96,6 +96,7 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
         "only": gpu.PARTS,
         "skip": ("serve",),
         "load": "--rate 9",
+        "seconds": 900.0,
     }
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS

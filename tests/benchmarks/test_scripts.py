@@ -211,6 +211,18 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cache", "model.ingot"]
 
 
+def test_the_memory_of_children_is_that_of_grandchildren_too() -> None:
+    """A child and its own child each hold 64 MiB of pages that they have written."""
+    samples = importlib.import_module("process_samples")
+    held = 64 << 20
+    hold = f"import subprocess, sys, time; kept = b'x' * {held}; time.sleep(0.4)"
+    both = f"{hold.removesuffix('time.sleep(0.4)')}subprocess.run([sys.executable, '-c', {hold!r}], check=True)"
+    with samples.children_memory() as peak:
+        subprocess.run([sys.executable, "-c", both], check=True)
+    assert len(peak.processes) == 2
+    assert held <= peak.largest < 2 * held <= peak.together < 3 * held
+
+
 def test_compiles_with_a_package_take_turns(
     results: ModuleType,
     call: Callable[..., None],
