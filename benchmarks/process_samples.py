@@ -123,7 +123,7 @@ def _anonymous(pid: int) -> int | None:
 def _descendants(pid: int) -> list[int]:
     """Return the ids of the processes that a process has started, and of those that they have started."""
     text = ""
-    with contextlib.suppress(OSError):  # the process or a thread of it may end meanwhile
+    with contextlib.suppress(OSError):  # the process or a thread of it may have ended
         text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     children = [int(one) for one in text.split()]
     return [*children, *(further for child in children for further in _descendants(child))]

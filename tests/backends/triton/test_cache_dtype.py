@@ -128,6 +128,23 @@ def test_every_mask(mask: str, scales: dict[str, Any], narrow: torch.dtype, dtyp
         appended(few, 16, None, None, sinks, mask=mask, soft_cap=1.5, **scales)
 
 
+@pytest.mark.parametrize("scales", [*some(1, SCALES), PER_TOKEN], ids=str)
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_queries_of_sixteen_bits(dtype: torch.dtype, narrow: torch.dtype, scales: dict[str, Any]) -> None:
+    """They are multiplied with keys and values in float16, also in the interpreter, which cannot multiply bfloat16.
+
+    Queries are larger than float16 can be, and zero.
+    """
+    step = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales, narrow)
+    large = 2.0**20 if dtype is torch.bfloat16 else 1.0
+    queries = replace(step, q=step.q.index_fill(0, torch.tensor([5]), 0.0) * large)
+    for invariant in (False, True):
+        over_pages(queries, 16, invariant=invariant, scale=step.q.shape[2] ** -0.5 / large, **scales)
+    if dtype is torch.float16 or DEVICE != "cpu":
+        appended(step, 16, None, None, **scales)
+
+
 @attention_dtypes
 def test_trees(dtype: torch.dtype) -> None:
     step = narrowed(a_step([(7, 90), (1, 33)], dtype, gap=1, behind=2), SCALES[1])

@@ -2,6 +2,7 @@
 its compiler on a GPU."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,16 @@ def new_schedule(
     return Schedule(sm=sm, cores=cores, bucket=bucket, sequences=sequences)
 
 
+def without_assembly(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The constants of a kernel for the device: the interpreter has no assembly."""
+    if DEVICE != "cpu":
+        return dict(constants)
+    return {
+        name: replace(value, assembly=False) if hasattr(value, "assembly") else value
+        for name, value in constants.items()
+    }
+
+
 def run_schedule(
     schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> list[torch.Tensor]:
@@ -67,7 +78,7 @@ def run_schedule(
             continue
         arguments = {name: argument(value) for name, value in launch.arguments.items()}
         options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
-        launch.kernel[grid](**arguments, **launch.constants, **options)
+        launch.kernel[grid](**arguments, **without_assembly(launch.constants), **options)
     for name, buffer in schedule.buffers.items():
         assert buffer.kind != "counter" or not bool(buffers[name].any()), f"{name} is not zero after the call"
     return [buffers[str(value.buffer)] for value in outputs]

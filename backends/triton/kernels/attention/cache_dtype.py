@@ -20,7 +20,7 @@ def _saturated(x, MOST: tl.constexpr):
 
 
 # The least scale of a row: the smallest normal float32, so that rows of zeros can be divided by it.
-_LEAST_SCALE = tl.constexpr(2.0**-126)
+LEAST_SCALE = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def row_scales(x, kv, CACHE: tl.constexpr):
         most = tl.max(tl.abs(x), 1)
         odd = tl.sum(x - x, 1)  # 0, or NaN for rows that are not finite: the maximum may drop NaN
         highest = tl.full(most.shape, _MOST_I8 if kv.dtype.element_ty == tl.int8 else _MOST_F8, tl.float32)
-        scales = tl.maximum(tl.div_rn(most, highest), _LEAST_SCALE) + odd
+        scales = tl.maximum(tl.div_rn(most, highest), LEAST_SCALE) + odd
     return scales
 
 
@@ -106,11 +106,118 @@ def value_scales_of(rows, mask, CACHE: tl.constexpr):
 
 
 @triton.jit
-def as_computed(x, dtype: tl.constexpr):
+def as_computed(x, dtype: tl.constexpr, ASSEMBLY: tl.constexpr = False):
     """Return cached keys or values `x` in `dtype`, without rounding.
 
     Each dtype that is computed in holds all numbers of f8e4m3 and i8. The caller multiplies by the cache's scale.
+    ASSEMBLY says whether the target is a GPU that converts f8e4m3.
     """
-    if x.dtype != dtype:
+    if ASSEMBLY and x.dtype == tl.int8 and dtype == tl.float16:
+        # A number x of i8, with its sign bit inverted, is x + 128. 0x6400 | that is 1024 + 128 + x in f16.
+        x = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, bias;
+            mov.b32 bias, 0x64806480;
+            xor.b32 a, $2, 0x80808080;
+            prmt.b32 $0, a, 0x64646464, 0x4140;
+            prmt.b32 $1, a, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, bias;
+            sub.rn.f16x2 $1, $1, bias;
+            }
+            """,
+            "=&r,=&r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    elif x.dtype != dtype:
         x = x.to(dtype)
     return x
+
+
+# Queries have the largest magnitude 2^14 to 2^15 of f16, so that elements down to 2^-28 of it keep all bits of bf16.
+_QUERY_EXPONENT = tl.constexpr(14)
+_EXPONENT_BITS = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def query_scales_of(query, tail, kv):
+    """Return the scales f32[M] by which `as_multiplied` divides M queries, or None if they keep their dtype.
+
+    Queries in bf16 are multiplied with an 8-bit cache in f16: a GPU converts f8e4m3 to f16 with one instruction for two
+    elements, and to bf16 by way of float32. Scales are powers of two. `query` [M, D] and `tail` [M, E], or None, are
+    the columns of the queries.
+    """
+    scales = None
+    if query.dtype == tl.bfloat16 and kv.dtype.element_ty.primitive_bitwidth == 8:
+        most = tl.max(tl.abs(query.to(tl.float32)), 1)
+        if tail is not None:
+            most = tl.maximum(most, tl.max(tl.abs(tail.to(tl.float32)), 1))
+        exponent = most.to(tl.int32, bitcast=True) & _EXPONENT_BITS
+        exponent = tl.maximum(exponent - (_QUERY_EXPONENT << 23), 1 << 23)
+        scales = exponent.to(tl.float32, bitcast=True)
+    return scales
+
+
+@triton.jit
+def as_multiplied(query, scales):
+    """Return columns [M, D] of queries, divided by their `scales` [M], in f16. If `scales` is None, return `query`."""
+    if scales is not None:
+        query = tl.div_rn(query.to(tl.float32), tl.broadcast_to(scales[:, None], query.shape)).to(tl.float16)
+    return query
+
+
+@triton.jit
+def pairs_of(words, kv, ASSEMBLY: tl.constexpr):
+    """Return the first and the second elements, in f16, of pairs of elements of the cache `kv`.
+
+    `words` i16[N, D / 2] has a pair in each word. Tensor cores load words of 16 bits with their rows and columns
+    swapped, but not bytes.
+    """
+    if kv.dtype.element_ty == tl.int8:
+        if ASSEMBLY:
+            # A number x of i8, with its sign bit inverted, is x + 128. 0x6400 | that is 1024 + 128 + x in f16.
+            return tl.inline_asm_elementwise(
+                """
+                {
+                .reg .b32 a, first, second, bias;
+                mov.b32 bias, 0x64806480;
+                xor.b32 a, $2, 0x80808080;
+                prmt.b32 first, a, 0x64646464, 0x4240;
+                prmt.b32 second, a, 0x64646464, 0x4341;
+                sub.rn.f16x2 $0, first, bias;
+                sub.rn.f16x2 $1, second, bias;
+                }
+                """,
+                "=r,=r,r",
+                [words],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            return words.to(tl.int8).to(tl.float16), (words >> 8).to(tl.int8).to(tl.float16)
+    elif ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a;
+            .reg .b16 first, second;
+            prmt.b32 a, $2, 0, 0x3120;
+            mov.b32 {first, second}, a;
+            cvt.rn.f16x2.e4m3x2 $0, first;
+            cvt.rn.f16x2.e4m3x2 $1, second;
+            }
+            """,
+            "=r,=r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        first = words.to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
+        second = (words >> 8).to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
+        return first.to(tl.float16), second.to(tl.float16)

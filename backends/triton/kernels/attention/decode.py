@@ -44,6 +44,7 @@ from ingot.backends.triton.kernels.attention.parts import (
     first_seen,
     forgets,
     given_query,
+    has_pairs,
     mean_of,
     query_rows,
     slopes_of,
@@ -254,6 +255,7 @@ def decode_attention(
     # this one reads.
     KNOWN: tl.constexpr = APPEND and not forgets(MASK) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
+    PAIRS: tl.constexpr = has_pairs(kv.dtype, q.dtype.element_ty, CACHE, FORM)
     ROWS: tl.constexpr = group_rows(FORM)
 
     # The item of this program if it takes one of the `base` splits. Additional items are found below, by the lengths.
@@ -275,7 +277,7 @@ def decode_attention(
     # Before the previous kernel has ended.
     early_place = split * SPLITS.chunk + tl.arange(0, SPLITS.chunk)
     if LOADS_EARLY:
-        early_keys, early_values = early_chunk(kv, page_table, sequence, head, early_place, width, CACHE, FORM)
+        early_keys, early_values = early_chunk(kv, page_table, sequence, head, early_place, width, CACHE, FORM, PAIRS)
         early_key_scales = early_scales(kv, page_table, sequence, head, early_place, width, CACHE, FORM, False)
         early_value_scales = early_scales(kv, page_table, sequence, head, early_place, width, CACHE, FORM, True)
     if KNOWN and DEPENDENT and EARLY.ahead > 0:
@@ -373,7 +375,8 @@ def decode_attention(
         if (item < first_items) & (split * SPLITS.chunk < end):
             total, weight_sum, peak = with_early(
                 total, weight_sum, peak, query, early_keys, early_values, early_key_scales, early_value_scales,
-                early_place < end, SCORES, row_slopes, own_place + tl.zeros((ROWS,), tl.int32), early_place,
+                early_place < end, kv, CACHE, SCORES, PAIRS, row_slopes, own_place + tl.zeros((ROWS,), tl.int32),
+                early_place,
             )  # fmt: skip
             begin += splits * SPLITS.chunk
     if begin < end:

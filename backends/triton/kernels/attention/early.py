@@ -3,9 +3,22 @@
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
+from ingot.backends.triton.kernels.attention.cache_dtype import (
+    as_computed,
+    as_multiplied,
+    key_scales_of,
+    query_scales_of,
+    value_scales_of,
+)
 from ingot.backends.triton.kernels.attention.constants import group_rows
-from ingot.backends.triton.kernels.attention.parts import rows_of, weighed
+from ingot.backends.triton.kernels.attention.parts import (
+    halves,
+    joined,
+    load_pairs,
+    rows_of,
+    weighed,
+    weighed_pairs,
+)
 from ingot.backends.triton.kernels.rope import angles
 
 
@@ -60,12 +73,14 @@ def fetch_ahead(
 
 
 @triton.jit
-def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
+def early_chunk(
+    kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr
+):
     """Load keys and values at the positions `place` [N] of a sequence, before its length is known.
 
-    Return (keys, values), each [N, FORM.block]. Positions past the page table are zeros. A row of the page table has
-    `width` pages. The loads need not wait for previous kernels, because earlier steps wrote the data, and the host
-    wrote the page table.
+    Return (keys, values), each [N, FORM.block]. With PAIRS, values are i16[N, FORM.block / 2] (`load_pairs`). Positions
+    past the page table are zeros. A row of the page table has `width` pages. The loads need not wait for previous
+    kernels, because earlier steps wrote the data, and the host wrote the page table.
     """
     d = tl.arange(0, FORM.block)
     held = (sequence >= 0) & (place // CACHE.page < width)
@@ -73,7 +88,10 @@ def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexp
     rows = rows_of(kv, pages, place, held, head, CACHE)
     inside = held[:, None] & (d < FORM.dim)[None, :]
     keys = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
-    values = tl.load(rows[:, None] + CACHE.part_stride + d[None, :], mask=inside, other=0.0)
+    if PAIRS:
+        values = load_pairs(kv, pages, place, held, head, CACHE, FORM)
+    else:
+        values = tl.load(rows[:, None] + CACHE.part_stride + d[None, :], mask=inside, other=0.0)
     return keys, values
 
 
@@ -105,28 +123,45 @@ def with_early(
     key_scales,
     value_scales,
     inside,
+    kv,
+    CACHE: tl.constexpr,
     SCORES: tl.constexpr,
+    PAIRS: tl.constexpr,
     slopes,
     query_places,
     places,
 ):
     """Add the keys and values of N positions, with their scales, to the online-softmax state of M rows.
 
-    They are results of `early_chunk` and `early_scales`.
+    They are results of `early_chunk`, from `kv`, and `early_scales`.
     Return the new state (total, weight_sum, peak). `inside` [N] masks the positions of the context. `slopes` [M] are
     ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
     keys.
     """
-    keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
+    VALUES: tl.constexpr = query.dtype
+    query_scales = query_scales_of(query, None, kv)
+    query = as_multiplied(query, query_scales)
+    keys = as_computed(keys, query.dtype, CACHE.assembly)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    seen = inside[None, :]
     # Values past the end may be NaN, and zero times NaN is NaN.
-    values = tl.where(inside[:, None], values, 0.0)
     if value_scales is not None:
         value_scales = tl.where(inside, value_scales, 0.0)
-    return weighed(
-        scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places, key_scales,
-        value_scales,
-    )  # fmt: skip
+    if PAIRS:
+        first_total, second_total = halves(total)
+        values = tl.where(inside[:, None], values, 0)
+        first_total, second_total, weight_sum, peak = weighed_pairs(
+            scores, values, first_total, second_total, weight_sum, peak, seen, kv, CACHE, SCORES, slopes, query_places,
+            places, key_scales, value_scales, query_scales,
+        )  # fmt: skip
+        total = joined(first_total, second_total)
+    else:
+        values = tl.where(inside[:, None], as_computed(values, VALUES), 0.0)
+        total, weight_sum, peak = weighed(
+            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales,
+            value_scales, query_scales,
+        )  # fmt: skip
+    return total, weight_sum, peak
 
 
 @triton.jit

@@ -17,7 +17,9 @@ from ingot.backends.triton.lower.attention.heads import (
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.cache.form import CacheForm
+from ingot.ir.machine.gpus import FEATURES
 from ingot.ir.masks import CAUSAL, Mask
 
 # The widest tile of keys or values for caches of unequal widths, as the latent cache of DeepSeek models needs it.
@@ -132,6 +134,8 @@ def attention_of(call: Call, sm: int) -> Attention:
     """
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")
+    if is_narrow(call.value("kv").type.dtype):
+        cache = replace(cache, layout=replace(cache.layout, assembly=sm in FEATURES["fp8"]))
     form = _form_of(call, cache)
     names = ("kv", "q", "page_table", "q_starts", "q_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
