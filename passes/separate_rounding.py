@@ -33,7 +33,8 @@ class SeparateRounding(Pass):
     """
 
     name: ClassVar[str] = "separate-rounding"
-    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # sums are added in another order
+    # Sums have another order. With scales of rows, cuBLAS adds with some 14 bits (errors: backends/cublas/load.py).
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
     force: bool = False
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
