@@ -7,7 +7,6 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import call_compilers
 from ingot.ir.program import tensor_type
@@ -15,6 +14,7 @@ from ingot.ir.types import DTYPE_NAMES
 from ingot.ir.weights import Matmul, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import why_no_kernel
+from ingot.passes.many_tokens import has_many_tokens, why_few_rows
 from ingot.passes.rewrite import Rewriter, trimmed
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -38,10 +38,8 @@ class DequantizeLinears(Pass):
     force: bool = False
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        bucket = context.any_bucket()
-        many = bucket.tokens[1] > GPU_FEW_TOKENS and not bucket.batch_invariant
         compilers = call_compilers(context.backends)
-        if not self.force and not (context.target.device == "cuda" and many and compilers):
+        if not self.force and not (has_many_tokens(context) and compilers):
             return
         for node in list(rewriter.program.calls(ops.quant_linear.overload)):
             matmul = matmul_of(node)
@@ -63,16 +61,14 @@ class DequantizeLinears(Pass):
 
 def _obstacle(matmul: Matmul) -> str:
     """Return why a matmul keeps its quantized weight; "" if a matrix can replace the weight."""
-    format, x = matmul.weight.format, tensor_type(matmul.x)
-    if x.dtype not in _DTYPES:
-        return f"x is {DTYPE_NAMES[x.dtype]}, and not of 16 bits"
+    format, dtype = matmul.weight.format, tensor_type(matmul.x).dtype
+    if dtype not in _DTYPES:
+        return f"x is {DTYPE_NAMES[dtype]}, and not of 16 bits"
     if format.lossless or format.activations is not None or format.rotated:
         return f"format {format.name} is plain, or rounds or rotates the input of the linear"
     if format.ordered:
         return f"format {format.name} has columns in another order"
-    if x.shape[0] != "T":
-        return f"x has {x.shape[0]} rows, which may be few in a step of many tokens"
-    return ""
+    return why_few_rows(matmul.x)
 
 
 def _matrix(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> fx.Node:

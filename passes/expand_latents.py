@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import call_compilers
 from ingot.ir.cache.dtype import CacheScales
@@ -16,6 +15,7 @@ from ingot.ir.masks import CAUSAL
 from ingot.ir.program import held_type, is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import why_no_kernel
+from ingot.passes.many_tokens import has_many_tokens
 from ingot.passes.rewrite import Rewriter, described
 
 _VIEW, _PERMUTE = torch.ops.aten.view.default, torch.ops.aten.permute.default
@@ -29,9 +29,9 @@ class ExpandLatents(Pass):
     operations for a head of DeepSeek, and over latents 2 (576 + 512). Attention over the tokens before the step reads
     latents as before, since their keys and values are not in the cache. Both parts are merged by their log-sum-exp.
 
-    The pass only runs in bucket classes (ranges of step sizes) whose steps may hold a prompt, and if a backend has a
-    kernel for the op `step_latent_attention`. It leaves caches of eight bits as they are: there the step's own latents
-    are rounded first. `force` expands in any class and without a kernel.
+    The pass only runs on a GPU, in bucket classes (ranges of step sizes) whose steps may hold a prompt, not in
+    deterministic mode, and if a backend has a kernel for the op `step_latent_attention`. It leaves caches of eight bits
+    as they are: there the step's own latents are rounded first. `force` expands in any class and without a kernel.
     """
 
     name: ClassVar[str] = "expand-latents"
@@ -39,8 +39,7 @@ class ExpandLatents(Pass):
     force: bool = False
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        bucket = context.any_bucket()
-        prompts = bucket.q_max != 1 and bucket.tokens[1] > GPU_FEW_TOKENS and not bucket.batch_invariant
+        prompts = has_many_tokens(context) and context.any_bucket().q_max != 1
         compilers = call_compilers(context.backends)
         if not self.force and not (prompts and compilers):
             return

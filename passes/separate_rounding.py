@@ -8,7 +8,6 @@ from typing import ClassVar
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, call_compilers
 from ingot.ir.ops.rounded_linear import why_not_separate
@@ -16,6 +15,7 @@ from ingot.ir.program import tensor_type
 from ingot.ir.weights import Matmul, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import why_no_kernel
+from ingot.passes.many_tokens import has_many_tokens, why_few_rows
 from ingot.passes.rewrite import Rewriter, trimmed
 
 _REFERENCES = ("reference", "rowwise")
@@ -38,10 +38,8 @@ class SeparateRounding(Pass):
     force: bool = False
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        bucket = context.any_bucket()
-        many = bucket.tokens[1] > GPU_FEW_TOKENS and not bucket.batch_invariant
         compilers = call_compilers(context.backends)
-        if not self.force and not (context.target.device == "cuda" and many and compilers):
+        if not self.force and not (has_many_tokens(context) and compilers):
             return
         libraries = [backend for backend in context.backends if backend.name not in _REFERENCES]
         rounded: dict[tuple[object, ...], tuple[fx.Node, fx.Node, fx.Node]] = {}
@@ -74,10 +72,7 @@ class SeparateRounding(Pass):
 
 def _obstacle(matmul: Matmul) -> str:
     """Return why a matmul keeps its quantized weight; "" if both ops can replace it."""
-    if problem := why_not_separate(matmul.weight.format):
-        return problem
-    rows = tensor_type(matmul.x).shape[0]
-    return "" if rows == "T" else f"x has {rows} rows, which may be few in a step of many tokens"
+    return why_not_separate(matmul.weight.format) or why_few_rows(matmul.x)
 
 
 def _why_not(node: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
