@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.backends.entry import BackendEntry
+from ingot.ir.artifact.plan import REFERENCES
 from ingot.ir.errors import UserBackendError
 from ingot.ir.plugins import Package, package_of, user_backends
 
@@ -36,7 +37,7 @@ DEVICES = ("cpu", "cuda")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Backends that compete with one of another package that `--backend` names, so that every op is computed.
-_OTHERS = {"cpu": ("reference", "rowwise"), "cuda": ("triton", "reference", "rowwise")}
+_OTHERS = {"cpu": REFERENCES, "cuda": ("triton", *REFERENCES)}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ingot.backends.entry import BackendEntry, ClaimCost
+from ingot.ir.artifact.plan import REFERENCES
 from ingot.ir.machine.extras import require
 from ingot.ir.plugins import user_backends
 
@@ -49,8 +50,6 @@ def _emit(place: str, needs: str = "", **asked: str) -> CompileSide:
     return made
 
 
-_REFERENCES = ("reference", "rowwise")
-
 BACKENDS: dict[str, BackendEntry] = {
     "flashinfer": BackendEntry(
         emit={"cuda": _emit("flashinfer.emit:FlashInfer")},
@@ -68,7 +67,7 @@ BACKENDS: dict[str, BackendEntry] = {
         emit={"cuda": _emit("triton.emit:Triton", needs="triton")},
         costs={"": ClaimCost(0.5, "before matmul libraries: a kernel fuses the ops around a matmul")},
         executable=_late("triton.load:load"),
-        competing={"cuda": _REFERENCES},
+        competing={"cuda": REFERENCES},
     ),
     "cublas": BackendEntry(
         emit={"cuda": _emit("cublas.emit:Cublas")},
@@ -86,14 +85,14 @@ BACKENDS: dict[str, BackendEntry] = {
             "cuda, ahead": ClaimCost(0.1, "before all others: the user requested it"),
         },
         executable=_late("inductor.load:load"),
-        competing={"cpu": ("cpu", *_REFERENCES), "cuda": ("triton", *_REFERENCES)},
+        competing={"cpu": ("cpu", *REFERENCES), "cuda": ("triton", *REFERENCES)},
         links=("torch",),
     ),
     "onnx": BackendEntry(
         emit={"cpu": _emit("onnx.emit:Onnx")},
         costs={"": ClaimCost(1.5, "after regions of inductor, which fuse more; the clock decides for other calls")},
         executable=_late("onnx.load:load"),
-        competing={"cpu": _REFERENCES},
+        competing={"cpu": REFERENCES},
         links=("onnxruntime",),
         on_request=True,
     ),
@@ -101,7 +100,7 @@ BACKENDS: dict[str, BackendEntry] = {
         emit={"cuda": _emit("tensorrt.emit:Tensorrt")},
         costs={"": ClaimCost(0.1, "before all others: the user named it. Nothing has timed it yet")},
         executable=_late("tensorrt.load:load"),
-        competing={"cuda": ("triton", *_REFERENCES)},
+        competing={"cuda": ("triton", *REFERENCES)},
         links=("tensorrt-cu13",),
         on_request=True,
     ),

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.artifact.plan import REFERENCES
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, call_compilers
 from ingot.ir.ops.rounded_linear import why_not_separate
@@ -17,8 +18,6 @@ from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import why_no_kernel
 from ingot.passes.many_tokens import has_many_tokens, why_few_rows
 from ingot.passes.rewrite import Rewriter, trimmed
-
-_REFERENCES = ("reference", "rowwise")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class SeparateRounding(Pass):
         compilers = call_compilers(context.backends)
         if not self.force and not (has_many_tokens(context) and compilers):
             return
-        libraries = [backend for backend in context.backends if backend.name not in _REFERENCES]
+        libraries = [backend for backend in context.backends if backend.name not in REFERENCES]
         rounded: dict[tuple[object, ...], tuple[fx.Node, fx.Node, fx.Node]] = {}
         for node in list(rewriter.program.calls(ops.quant_linear.overload)):
             matmul = matmul_of(node)

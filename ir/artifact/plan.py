@@ -25,6 +25,8 @@ FEW_TOKENS = 16
 GPU_FEW_TOKENS = 64
 
 
+# The backends that compute an op by its reference: on a whole batch, and row by row.
+REFERENCES = ("reference", "rowwise")
 # The feature of bucket classes that compute a row of a step with the same bits, whatever the class and the other rows.
 BATCH_INVARIANT = "batch-invariant"
 

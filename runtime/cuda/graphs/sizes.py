@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Instruction, Plan
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, REFERENCES, BucketClass, BucketPlan, Instruction, Plan
 from ingot.ir.machine.gpus import Gpu
 from ingot.ir.ops import OPS
 from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
@@ -30,8 +30,6 @@ _MEMORY_SHARE = 1 / 64
 # Sequences of prompt steps, at most as many as tokens. Up to 64 rows of logits cost about as much as one row, because
 # reading the weight dominates. Above, at most half of the rows are padding.
 _PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
-# Calls of these backends may read data on the host, or allocate depending on data, unless the op declares otherwise.
-_MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
@@ -162,9 +160,10 @@ def most_pages(plan: Plan) -> int:
 
 def is_capturable(bucket: BucketPlan) -> bool:
     """Return whether a CUDA graph can contain all these instructions. Each must be compiled code, a call of a kernel
-    library, an aten op, or an op with `on_device` (it runs only on the device)."""
+    library, an aten op, or an op with `on_device` (it runs only on the device). The reference of another op may read
+    data on the host, or allocate depending on data."""
     return all(
-        one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
+        one.calls is not None or one.backend not in REFERENCES or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
     )
 
