@@ -51,21 +51,14 @@ class Cublas:
 
 
 def _rounded_linear(
-    x: torch.Tensor,
-    x_scales: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    format: str,
-    dtype: torch.dtype,
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, *_: object, dtype: torch.dtype, **__: object
 ) -> torch.Tensor:
     """Allocate what a call of `rounded_linear` allocates (`load.py`): the result, and what is copied for cuBLAS.
 
     That is the scales, and with scales of blocks also x, if its rows are no multiple of 4.
     """
     blocks = x_scales.shape[1] > 1
-    copied = [torch.empty_like(x_scales), torch.empty_like(x)] if blocks else [scales.new_empty(len(weight))]
+    copied = [torch.empty_like(x_scales), torch.empty_like(x)] if blocks else [x_scales.new_empty(len(weight))]
     result = x.new_empty(len(x), len(weight), dtype=dtype)
     del copied
     return result
@@ -85,7 +78,7 @@ def _why_not_rounded(node: fx.Node, target: Target) -> str:
     if format.element != "f8e4m3" or "fp8" not in target.features:
         return f"no matmul of {format.element} elements on this target"
     if bound["dtype"] is not torch.bfloat16:
-        return f"no matmul with scales of rows and a result of {DTYPE_NAMES[bound['dtype']]}"
+        return f"no matmul of f8e4m3 elements with a result of {DTYPE_NAMES[bound['dtype']]}"
     if rows % _ALIGNED or columns % _ALIGNED:
         return f"no matmul by {rows} x {columns} elements f8e4m3, which are no multiples of {_ALIGNED}"
     level, rule = format.levels[0], format.activations

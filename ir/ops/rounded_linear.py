@@ -106,7 +106,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [*samples, Sample((*given, bias), {"format": format.name, "dtype": dtype})]
 
 
-def _flops(x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor, **__: object) -> int:
+def _flops(x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, *_: object, **__: object) -> int:
     return 2 * x.shape[0] * weight.numel()
 
 
@@ -115,8 +115,7 @@ def _fake(
     x_scales: torch.Tensor,
     weight: torch.Tensor,
     scales: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
+    *_: object,
     format: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:

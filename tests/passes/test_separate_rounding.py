@@ -147,7 +147,7 @@ def test_a_gpu_rounds_once_and_multiplies_by_a_library() -> None:
     ("format", "options", "reason"),
     [
         ("int8_w8a8", {}, "no matmul of i8 elements on this target"),
-        ("fp8", {"dtype": "float16"}, "no matmul with scales of rows and a result of f16"),
+        ("fp8", {"dtype": "float16"}, "no matmul of f8e4m3 elements with a result of f16"),
         ("fp8", {"target": "sm_80"}, "f8e4m3 needs"),
         ("fp8", {"backends": (Triton(), Reference())}, "triton: no kernel for ingot.rounded_linear"),
         ("f8e4m3/32x32:f32/x=f8e4m3:32", {}, "no matmul with the scales of format"),
