@@ -26,7 +26,10 @@ MIX = [(5, 3), (1, 130), (0, 9), (3, 61), (1, 0), (1, 40)]
 
 
 def rows(mix: list[tuple[int, int]], page: int, behind: int = 3) -> tuple[tuple[torch.Tensor, ...], int, int]:
-    """(page table, q_starts, q_lens, kv_lens), tokens of the step with padding, pages. Page 0 is nobody's."""
+    """(page table, q_starts, q_lens, kv_lens), tokens of the step with padding, pages.
+
+    Page 0 belongs to no sequence.
+    """
     lens, totals = ints(*(fed for fed, _ in mix)), ints(*(fed + before for fed, before in mix))
     starts = (lens.cumsum(0) - lens + 1).int()
     width = -(-int(totals.max()) // page) + 1
