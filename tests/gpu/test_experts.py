@@ -12,20 +12,17 @@ import pytest
 import torch
 from call_oracle import difference, same_bits
 from experts_oracle import experts_difference
+from kernels_and_references import compiled_twice
 from never_waiting import NeverWaiting
-from one_call import TARGET, OneCall, moved
+from one_call import OneCall
+from replayed_graph import replays
 from serve_artifact import Job, serve
 from tiny import CHECKPOINTS
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.backends.triton import load as triton
-from ingot.backends.triton.emit import Triton
 from ingot.ir.formats import PARTS, find_format
 from ingot.ir.formats.stacked import quantize_stack
 from ingot.ir.numerics.tolerances import compare
-from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.loading.load_context import on_one_device
-from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = pytest.mark.gpu
 EXPERTS, TOP_K, HIDDEN, FFN = 16, 4, 320, 200
@@ -63,30 +60,10 @@ def test_one_graph_serves_all_routings(tokens: int, dtype: torch.dtype, tmp_path
         draw(EXPERTS, HIDDEN),
     )
     given = routings(tokens, g)
-    call = OneCall("experts", (x, weights, given["random"], *matrices), {"activation": "clamped"})
-    executable = Triton().emit(call.body(), "experts", TARGET, tmp_path)
-    execute = triton.load(executable, tmp_path, on_one_device("cuda"))
-    on_device = [moved(tensor, "cuda") for tensor in call.tensors]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            execute(*on_device)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (result,) = execute(*on_device)
-    for name, chosen in given.items():
-        on_device[2].copy_(chosen)
-        found = []
-        for _ in range(3):
-            result.fill_(float("nan"))
-            graph.replay()
-            found.append(result.cpu())
-        assert all(same_bits(one, found[0]) for one in found), f"{name}: two replays give different bits"
-        asked = OneCall("experts", (x, weights, chosen, *matrices), call.kwargs)
-        problem = difference(asked, found[:1])
+    calls = [OneCall("experts", (x, weights, one, *matrices), {"activation": "clamped"}) for one in given.values()]
+    for name, call, results in zip(given, calls, replays(calls, tmp_path, times=3), strict=True):
+        assert all(same_bits(one, results[0]) for one in results), f"{name}: two replays give different bits"
+        problem = difference(call, results[:1])
         assert problem is None, f"{name}: {problem}"
 
 
@@ -105,22 +82,10 @@ def test_quantized_weights_in_a_graph(tokens: int, format: str, dtype: torch.dty
     x, weights = torch.randn(tokens, hidden, generator=g).to(dtype), torch.rand(tokens, TOP_K, generator=g)
     given = routings(tokens, g)
     options = {"activation": "clamped", "gate_up_format": format, "down_format": format}
-    args = (x, weights, given["random"], *(one["weight"] for one in made), *biases, *parts)
-    call = OneCall("experts", args, options)
-    executable = Triton().emit(call.body(), "experts", TARGET, tmp_path)
-    execute = triton.load(executable, tmp_path, on_one_device("cuda"))
-    on_device = [moved(tensor, "cuda") for tensor in call.tensors]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        execute(*on_device)
-        torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (result,) = execute(*on_device)
-    for name, chosen in given.items():
-        on_device[2].copy_(chosen)
-        result.fill_(float("nan"))
-        graph.replay()
-        problem = experts_difference((x, weights, chosen, *args[3:]), options, result.cpu())
+    stored = [one["weight"] for one in made]
+    calls = [OneCall("experts", (x, weights, one, *stored, *biases, *parts), options) for one in given.values()]
+    for name, call, (result,) in zip(given, calls, replays(calls, tmp_path), strict=True):
+        problem = experts_difference(call.args, options, result)
         assert problem is None, f"{name}: {problem}"
 
 
@@ -132,12 +97,7 @@ def test_a_model_with_quantized_experts_has_the_tokens_of_the_references(
     tiny = replace(CHECKPOINTS["qwen3_moe-plain"], config={**CHECKPOINTS["qwen3_moe-plain"].config, **sizes})
     stored = tiny.write(tmp_path / "m")
     options: dict[str, Any] = {"quantize": format, "quantize_ignore": ["*.self_attn.*"], **LIMITS}
-    plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
-    compile_model(stored, plain, target="cpu", backend="reference", dtype="float32", **options)
-    compile_model(stored, compiled, target="cuda", dtype="float32", **options)
-    buckets = load_artifact(compiled, num_pages=64).plan.buckets
-    routed = [one for bucket in buckets for one in bucket.instructions if one.target == "ingot.experts"]
-    assert routed and all(one.backend == "triton" for one in routed) and all(map(is_capturable, buckets))
+    plain, compiled = compiled_twice(stored, tmp_path, ["experts"], **options)
     prompts = tiny.prompts()
     jobs = [Job(str(path), prompts, [prompts[-1]], NEW_TOKENS, chunked=False) for path in (plain, compiled)]
     expected, found = (serve(job) for job in jobs)
@@ -148,12 +108,7 @@ def test_a_model_with_quantized_experts_has_the_tokens_of_the_references(
 def test_a_model_has_the_tokens_and_logits_of_the_references(
     name: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
-    compile_model(checkpoint(name), plain, target="cpu", backend="reference", dtype="float32", **LIMITS)
-    compile_model(checkpoint(name), compiled, target="cuda", dtype="float32", **LIMITS)
-    buckets = load_artifact(compiled, num_pages=64).plan.buckets
-    routed = [one for bucket in buckets for one in bucket.instructions if one.target == "ingot.experts"]
-    assert routed and all(one.backend == "triton" for one in routed) and all(map(is_capturable, buckets))
+    plain, compiled = compiled_twice(checkpoint(name), tmp_path, ["experts"], **LIMITS)
     prompts = CHECKPOINTS[name].prompts()
     jobs = [Job(str(path), prompts, [prompts[-1], prompts[3]], NEW_TOKENS, chunked=False) for path in (plain, compiled)]
     expected, found = (serve(job) for job in jobs)

@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 from call_oracle import difference, same_bits
-from one_call import TARGET, OneCall, moved
+from kernels_and_references import compiled_twice
+from one_call import OneCall
 from paged_steps import Heads, PagedStep, paged_step
+from replayed_graph import replays
 from serve_artifact import teacher_forced_artifact
 from tiny import TINY
 
-from ingot import LLM, SamplingParams, compile_model
-from ingot.backends.triton import load as triton
-from ingot.backends.triton.emit import Triton
+from ingot import LLM, SamplingParams
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.runtime.cuda.graphs.sizes import is_capturable
-from ingot.runtime.loading.load_context import on_one_device
-from ingot.runtime.loading.loader import load_artifact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_sparse")]
 # DeepSeek-V3.2's indexer, and its cache of latents with the q heads of one device of eight.
@@ -60,43 +57,15 @@ def attention_of(mix: str, seed: int, chosen: torch.Tensor) -> OneCall:
     return OneCall("sparse_attention", (step.q, filled(step), chosen, *step.lens[:3]), LATENTS.options)
 
 
-def replayed(call: OneCall, folder: Path, others: list[OneCall]) -> list[list[torch.Tensor]]:
-    """Results of `call` and of `others`, which have its sizes, by one graph; three replays of each."""
-    folder.mkdir()
-    executable = Triton().emit(call.body(), call.op, TARGET, folder)
-    execute = triton.load(executable, folder, on_one_device("cuda"))
-    on_device = [moved(tensor, "cuda") for tensor in call.tensors]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            execute(*on_device)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (result,) = execute(*on_device)
-    found: list[list[torch.Tensor]] = []
-    for one in (call, *others):
-        for held, given in zip(on_device, one.tensors, strict=True):
-            held.copy_(given)
-        found.append([])
-        for _ in range(3):
-            result.fill_(float("nan") if result.is_floating_point() else 113)
-            graph.replay()
-            found[-1].append(result.cpu())
-    return found
-
-
 @pytest.mark.parametrize("mix", MIXES)
 def test_one_graph_serves_all_choices_to_the_bit(mix: str, tmp_path: Path) -> None:
     """Without a look from the host. Of equal scores the earlier positions count, in every replay."""
     calls = [choice_of(mix, seed, whole=True) for seed in (1, 2)]
-    for call, results in zip(calls, replayed(calls[0], tmp_path / "choose", calls[1:]), strict=True):
+    for call, results in zip(calls, replays(calls, tmp_path / "choose", times=3), strict=True):
         (expected,) = call.reference()
         assert all(torch.equal(one, expected) for one in results)
     attentions = [attention_of(mix, seed, call.reference()[0]) for seed, call in enumerate(calls)]
-    for call, results in zip(attentions, replayed(attentions[0], tmp_path / "attend", attentions[1:]), strict=True):
+    for call, results in zip(attentions, replays(attentions, tmp_path / "attend", times=3), strict=True):
         assert all(same_bits(one, results[0]) for one in results)
         problem = difference(call, results[:1])
         assert problem is None, problem
@@ -106,7 +75,7 @@ def test_one_graph_serves_all_choices_to_the_bit(mix: str, tmp_path: Path) -> No
 def test_scores_of_random_numbers_decide_within_their_rounding(mix: str, tmp_path: Path) -> None:
     """No position that is left out has a score above that of a chosen one, but by a rounding."""
     call = choice_of(mix, 3, whole=False)
-    (found, *_), (q, keys, weights, table, starts, lens, totals) = replayed(call, tmp_path / "m", [])[0], call.args
+    ((found,),), (q, keys, weights, table, starts, lens, totals) = replays([call], tmp_path), call.args
     page = keys.shape[2]
     for sequence, (start, count, total) in enumerate(zip(starts.tolist(), lens.tolist(), totals.tolist(), strict=True)):
         places = torch.arange(total)
@@ -129,15 +98,8 @@ def test_logits_and_tokens_in_float32(name: str, deterministic: bool, tmp_path: 
     layers = TINY[name].config["num_hidden_layers"]
     fields = {"mlp_layer_types": ["dense"] * layers} if "mlp_layer_types" in TINY[name].config else {}
     checkpoint = TINY[name].write(tmp_path / "m", **fields or {"first_k_dense_replace": layers})
-    plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
-    compile_model(checkpoint, plain, target="cpu", backend="reference", dtype="float32", **LIMITS)
-    options: dict[str, Any] = {"deterministic": deterministic, "dtype": "float32"}
-    compile_model(checkpoint, compiled, target="cuda", **options, **LIMITS)
-    buckets = load_artifact(compiled, num_pages=64).plan.buckets
-    for op in ("ingot.paged_choose_positions", "ingot.sparse_attention"):
-        calls = [one for bucket in buckets for one in bucket.instructions if one.target == op]
-        assert calls and all(one.backend == "triton" for one in calls)
-    assert all(map(is_capturable, buckets))
+    kernels = ("paged_choose_positions", "sparse_attention")
+    plain, compiled = compiled_twice(checkpoint, tmp_path, kernels, deterministic=deterministic, **LIMITS)
     prompts = TINY[name].prompts()
     for chunk in CHUNKS:
         sequences = [prompts[-1], prompts[3], prompts[4]]
