@@ -31,7 +31,7 @@ from ingot.runtime.pages.pool import PagePool
 from ingot.runtime.pages.prefix_cache import PrefixCache, PrefixCacheStats
 from ingot.runtime.pages.sequence_pages import Pools, SequencePages
 from ingot.runtime.pages.state_slots import StateSlots
-from ingot.runtime.scheduling import steady_decode
+from ingot.runtime.scheduling import progress, steady_decode
 from ingot.runtime.scheduling.accepted import NO_ROW, Accepted, drafted_tokens, forced_tokens
 from ingot.runtime.scheduling.batch import Chunk, StepBatch, build_step
 from ingot.runtime.scheduling.chunks import drafted_chunk, next_chunk
@@ -173,14 +173,7 @@ class Scheduler:
         self.pages.end_step()
         self._next_step += 1
         self._in_flight.append(batch)
-        for request in decodes:
-            request.num_computed += 1
-            request.in_flight += 1
-        for chunk in chunks:
-            chunk.request.num_computed += chunk.length
-            chunk.request.in_flight += chunk.gains
-            chunk.request.num_scored += len(chunk.scored)
-            chunk.request.miscounted = False
+        progress.count(batch)
         return batch
 
     def retire(self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int] | None = None) -> list[Accepted]:
@@ -265,23 +258,14 @@ class Scheduler:
             )
         self._in_flight.pop()
         batch.inputs.drop_requests()
-        for request in batch.decodes:
-            request.in_flight -= 1
-            request.num_computed -= 1
+        progress.take_back(batch)
         for chunk in batch.chunks:
-            chunk.request.in_flight -= chunk.gains
-            chunk.request.num_scored -= len(chunk.scored)
-            chunk.request.num_computed = chunk.start
             self.pages.withdraw(chunk.request, self._busy_until)
         fed = batch.requests
         if self.pages.slots is not None:
             self.pages.slots.withdraw(fed)
         for request in fed:
-            # Part of the step may have run. Caches are written again, but token counts would count tokens twice.
-            request.miscounted = request.params.penalizes
             self._tables.rewrite_edits(request.row)
-            request.denoises = False
-            steady_decode.leave(request)
         if len(fed) == 1:
             return fed[0]
         ids = {request.request_id for request in fed}

@@ -22,6 +22,17 @@ def test_rows_that_score_prompts_follow_the_sampled_ones():
     assert [row for _, _, row in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
 
 
+def test_positions_of_a_withdrawn_step_are_scored_again():
+    scheduler = scheduler_of(max_tokens=8)
+    scheduler.add(request_of("a", 3))
+    scheduler.add(request_of("b", 4, prompt_logprobs=1))
+    first = scheduler.schedule()
+    assert [count for _, count in first.scored] == [3] and scheduler.withdraw(first) is None
+    scheduler.abort("a")
+    again = scheduler.schedule()
+    assert [(request.request_id, count) for request, count in again.scored] == [("b", 3)]
+
+
 def test_a_step_scores_so_many_rows_and_no_more(serve):
     served = serve(num_pages=400, max_tokens=700, max_seq_len=700, max_batch=4)
     asks = SamplingParams(max_tokens=2, seed=0, prompt_logprobs=0)
