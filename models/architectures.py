@@ -56,6 +56,7 @@ from ingot.models.families import (
     solar,
     stablelm,
     starcoder2,
+    step3,
     telechat,
     transmla,
 )
@@ -156,6 +157,8 @@ class Architecture:
 
 # TeleChat 2 has several rows: its config.json files, its code and vLLM name it differently.
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
+# Step3 has two rows: its config.json names it otherwise than its code, which writes the name of its class.
+_STEP3 = Architecture("step3", step3.text_part, DECODER, "max_position_embedding", step3.CONTEXT, part="text_config")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER, default=4096),
     "BaichuanForCausalLM": Architecture("baichuan", baichuan.baichuan, DECODER, "model_max_length", 4096),
@@ -238,6 +241,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "StableLMEpochForCausalLM": Architecture("stablelm", stablelm.stablelm_epoch, DECODER, default=4096),
     "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER, default=4096),
     "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER, default=4096),
+    "Step3TextForCausalLM": Architecture("step3", step3.step3_text, DECODER, "max_position_embedding", step3.CONTEXT),
+    "Step3VLForConditionalGeneration": _STEP3,
+    "Step3vForConditionalGeneration": _STEP3,
     "TeleChat2ForCausalLM": _TELECHAT2,
     "TeleChatForCausalLM": _TELECHAT2,
     "Telechat2ForCausalLM": _TELECHAT2,
@@ -296,9 +302,11 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
 def ignored_fields(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of config.json fields that no model family reads, so that the user can be warned.
 
-    Fields that have no effect are left out, such as fields that are null or false.
+    Fields that have no effect are left out, such as fields that are null or false. Those of a text part are named as
+    if they were at the top level.
     """
-    return tuple(one.name for one in _unknown(config, spec) if not one.about)
+    fields = ARCHITECTURES[spec.architecture].fields(config, "config.json")
+    return tuple(one.name for one in _unknown(fields, spec) if not one.about)
 
 
 def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:

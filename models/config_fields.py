@@ -201,7 +201,10 @@ ON_BY_DEFAULT = ("is_causal", "do_layer_norm_before", "scale_attn_weights")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
-POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length", "max_seq_len")
+POSITIONS = (
+    *("max_position_embeddings", "max_position_embedding", "n_positions", "n_ctx"),
+    *("max_sequence_length", "seq_length", "max_seq_len"),
+)
 # Synonyms: a field with the same value as another field of its row, which is read, changes nothing.
 SAME = (
     HIDDEN,
@@ -243,6 +246,7 @@ _GENERAL = """
     gradient_checkpointing pretraining_tp reorder_and_upcast_attn use_flash_attn use_flash_attention use_flash_attn_2
     attn_impl keys_to_ignore_at_inference is_llama_config use_parallel_embedding predict_special_tokens n_special onnx
     text_config vision_config audio_config mm_tokens_per_image vision_soft_tokens_per_image audio_soft_tokens_per_image
+    understand_projector_stride projector_bias
     num_nextn_predict_layers num_mtp_layers ep_size learned_pos_emb _from_model_config attention_softmax_in_fp32
     scale_attention_softmax_in_fp32 masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi verbose transmla
 """

@@ -226,6 +226,7 @@ _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
         "n_layers": _LAYERS,
         "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2},
     },
+    "step3": {"num_key_value_heads": 1, "moe_top_k": 2, "moe_layers_enum": [*range(_LAYERS)]},
     "telechat2": {"n_layer": _LAYERS, "n_head": 4, "base_seqlen": 8192},
 }
 # Constants of all types of rotary tables; each type reads its own.

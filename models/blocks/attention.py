@@ -79,12 +79,27 @@ class QKNormSpec:
 
 
 @dataclass(frozen=True)
+class QLatentSpec:
+    """A latent of q, from which the heads of q are made: q = up(norm(down(x))). It is not cached.
+
+    rank   elements of the latent
+    norm   norm of the latent
+    up     name of the linear from the latent to the heads. AttentionNames.q is the name of the linear to the latent.
+    """
+
+    rank: int
+    norm: NormSpec
+    up: str
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """An attention of a layer: the sizes, the linears, and what happens to q, k, v and the scores.
 
     heads      number of q heads
     kv_heads   number of k heads, and of v heads
     head_dim   elements of a head of q, and of k
+    q_latent   latent of q; None: the heads of q are made of the hidden states
     bias       whether the linears of q, k and v have biases
     o_bias     whether the output linear has a bias
     rotary     rotary embedding of q and k; None: no rotary embedding
@@ -106,6 +121,7 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    q_latent: QLatentSpec | None = None
     bias: bool = False
     o_bias: bool = False
     rotary: RotarySpec | None = field(default_factory=RotarySpec)
@@ -125,6 +141,7 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         assert self.window is None or self.chunk is None, "a mask has a window or chunks"
+        assert self.q_latent is None or not self.bias, "the two linears of a latent have no biases"
 
     @property
     def value_width(self) -> int:
@@ -152,7 +169,8 @@ class AttentionSpec:
 class Attention(LinearsFirst):
     """Attention within each sequence of the step: x [T, hidden] -> [T, hidden].
 
-    `layer` is the layer's index, which is also the number of its KV cache.
+    `layer` is the layer's index, which is also the number of its KV cache. On a mesh, every rank computes the whole
+    latent of q.
     """
 
     def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
@@ -164,13 +182,20 @@ class Attention(LinearsFirst):
         # Ranks may share a head of k and v, unless one norm covers all heads.
         k_heads = replace(heads, repeat=over != "all heads")
         v_heads = replace(k_heads, unit=spec.value_width)
-        q, k, v = spec.names.qkv(place, q_size, k_size, v_size)
-        self.q = Linear(q, hidden, q_size, bias=spec.bias, split=heads)
+        latent = spec.q_latent
+        q, k, v = spec.names.qkv(place, q_size if latent is None else latent.rank, k_size, v_size)
+        self.q_down = self.q_latent_norm = None
+        if latent is None:
+            self.q = Linear(q, hidden, q_size, bias=spec.bias, split=heads)
+        else:
+            self.q_down = Linear(q, hidden, latent.rank)
+            self.q_latent_norm = Norm(latent.norm, place, latent.rank)
+            self.q = Linear(place / latent.up, latent.rank, q_size, split=heads)
         self.k = Linear(k, hidden, k_size, bias=spec.bias, split=k_heads)
         self.v = Linear(v, hidden, v_size, bias=spec.bias, split=v_heads)
         by_value = Split("tp", 1, unit=spec.value_width)
         self.o = Linear(place / spec.names.o, mixed, hidden, bias=spec.o_bias, split=by_value)
-        self.first = (self.q, self.k, self.v)
+        self.first = (self.q if self.q_down is None else self.q_down, self.k, self.v)
         self.sinks = None
         if spec.sinks:
             self.sinks = parameter((spec.heads,), place.source(spec.names.sinks), place.dtype, Split("tp", 0))
@@ -194,7 +219,8 @@ class Attention(LinearsFirst):
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         spec, over = self.spec, self.spec.qk_norm.over if self.spec.qk_norm else None
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        of_q = x if self.q_down is None or self.q_latent_norm is None else self.q_latent_norm(self.q_down(x))
+        q, k, v = self.q(of_q), self.k(x), self.v(x)
         if spec.clip is not None:
             q, k, v = (ops.clamp(part, limit=spec.clip) for part in (q, k, v))
         if spec.v_scale is not None:

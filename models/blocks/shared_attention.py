@@ -28,6 +28,7 @@ class SharedAttentionSpec:
         of, norms = self.attention, self.attention.qk_norm
         assert of.alibi is None and of.clip is None, "queries are rotated, and are not clipped"
         assert of.value_width == of.head_dim, "values are as wide as keys"
+        assert of.q_latent is None, "queries are made of the hidden states"
         assert of.q_scale is None, "queries are not scaled by position"
         assert norms is None or not norms.after_rotation, "norms come before rotation"
 

@@ -193,13 +193,16 @@ def read_windows(
     return [replace(attention, window=window if slides else None, rotary=rotaries[slides]) for slides in sliding]
 
 
-def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES) -> RopeSpec:
+def read_rope(
+    config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES, theta: float = 10000.0
+) -> RopeSpec:
     """Return the rotary embedding from the config. It rotates whole heads, which have `head_dim` elements.
 
-    `kinds` are the rope types that the family's published code supports. Raises ConfigError for another type.
+    `kinds` are the rope types that the family's published code supports, and `theta` is the base if the config has
+    none. Raises ConfigError for another type.
     """
     config.require("partial_rotary_factor", (1.0,), 1.0)
-    rope = config.rope(head_dim)
+    rope = config.rope(head_dim, theta=theta)
     if rope.rope_type not in kinds:
         field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
         raise config.error(field, f"one of the types in the family's published code: {', '.join(kinds)}")

@@ -292,6 +292,7 @@ REFUSED = {
     "decilm-heads": "another attention in layer 1",
     "nemotron_nas-late": "no attention of its own",
     "mimo_v2_flash-wide": "a factor on values",
+    "step3_text-listed": "queries that are made of a latent",
     "gemma3n_text-plain": "several residual streams",
     "deepseek_v3-groups": "latent attention already",
     "llama-biased": "a bias in the output linear",

@@ -22,6 +22,7 @@ TARGETS = {
 # would need it too; dynamic scaling changes the base with the number of elements.
 _ROPES = ("default", "linear", "llama3")
 _FIELDS = {
+    "q_latent": "queries that are made of a latent",
     "alibi": "ALiBi: its slopes are of positions, and not of keys",
     "clip": "a limit on q, k and v, which comes before any rotation",
     "window": "a window: converted layers see all tokens",

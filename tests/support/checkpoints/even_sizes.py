@@ -18,9 +18,10 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
     **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), HEADS * HEAD_DIM),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "share_q_dim"), HEADS * HEAD_DIM),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), HEAD_DIM),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), WIDTH),
+    "share_expert_dim": WIDTH,
     "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
 }

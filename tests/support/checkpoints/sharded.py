@@ -66,6 +66,12 @@ CASES: Mapping[str, Case] = {
         "longcat_flash-plain",
         {"num_layers": 1, "ffn_hidden_size": 54, "expert_ffn_hidden_size": 32, "vocab_size": 380},
     ),
+    # Every rank has the whole latent of q and the one head of k and v.
+    "a latent of queries": Case(
+        "step3_text-listed",
+        {"num_hidden_layers": 2, "moe_layers_enum": "1", "intermediate_size": 104, "vocab_size": 380}
+        | {"moe_intermediate_size": 32, "share_expert_dim": 54},
+    ),
     "one key-value head on four ranks": Case(
         "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
     ),
