@@ -29,7 +29,7 @@ from ingot.models.families.reading_experts import read_counts, read_layer_indice
 # Step3TextConfig (configuration_step3.py), which is published with the model, has these and the other defaults here.
 CONTEXT = 65_536
 _LATENT, _WIDTH = 2048, 5120
-# Other types read lengths that this config names otherwise.
+# Types whose tables do not depend on the length of a sequence.
 _ROPES = ("default", "linear", "llama3", "yarn")
 _EXPERTS = ExpertNames("moe.gate_proj.weight", "moe.up_proj.weight", "moe.down_proj.weight")
 _OTHER_PARTS = r"(model\.)?(vision_model|vit_downsampler2?|vit_large_projector)\..*"
