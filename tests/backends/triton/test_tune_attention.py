@@ -10,7 +10,7 @@ from triton_schedules import some
 from ingot.backends.triton.lower.attention.choice import known_tiles
 from ingot.backends.triton.lower.attention.decode import schedule_decode
 from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, DecodeTiles
+from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, EIGHT_BIT_TILES, DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
@@ -130,7 +130,13 @@ def test_known_tiles_are_by_steps_and_heads() -> None:
     assert source == "heuristic" and wide.keys * 512 == measured.keys * 256, "tiles of as many bytes"
     assert known_tiles(replace(problem, dim=14), 90)[0] == DECODE_TILES[32][128]
     assert known_tiles(replace(problem, append=False), 90)[1] == "heuristic"
-    assert known_tiles(replace(problem, cache_dtype="f8e4m3"), 90) == (measured, "heuristic"), "of no timed tiles"
+    eight_bits = replace(problem, cache_dtype="f8e4m3")
+    timed = EIGHT_BIT_TILES[32][128]
+    assert known_tiles(eight_bits, 90) == (timed, "table")
+    assert known_tiles(replace(eight_bits, cache_dtype="i8"), 90) == (timed, "heuristic")
+    for untimed in ({"form": "equal_per_token"}, {"append": False}, {"dtype": "f32"}):
+        assert known_tiles(replace(eight_bits, **untimed), 90)[1] == "heuristic"
+    assert known_tiles(replace(eight_bits, tokens=16), 90) == (DECODE_TILES[16][256], "heuristic")
 
 
 def test_caches_of_other_dtypes_and_forms_are_other_problems() -> None:

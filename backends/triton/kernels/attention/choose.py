@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention.parts import rows_of
+from ingot.backends.triton.kernels.attention.addresses import rows_of
 from ingot.backends.triton.kernels.attention.splits import owner_of
 from ingot.backends.triton.kernels.order import LEAST, order_of
 

@@ -35,23 +35,20 @@ from ingot.backends.triton.kernels.attention.early import (
     with_early,
 )
 from ingot.backends.triton.kernels.attention.fed import prepared_token, with_fed, write_cache
+from ingot.backends.triton.kernels.attention.pairs import has_pairs
 from ingot.backends.triton.kernels.attention.parts import (
-    LOG2_E,
-    LOWEST,
     attended,
     end_seen,
     ended_before,
     first_seen,
     forgets,
     given_query,
-    has_pairs,
-    mean_of,
     query_rows,
-    slopes_of,
     store_rows,
     store_unowned,
     tail_of,
 )
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, mean_of, slopes_of
 from ingot.backends.triton.kernels.attention.splits import (
     COLUMNS,
     OWN,
@@ -255,7 +252,7 @@ def decode_attention(
     # this one reads.
     KNOWN: tl.constexpr = APPEND and not forgets(MASK) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
-    PAIRS: tl.constexpr = has_pairs(kv.dtype, q.dtype.element_ty, CACHE, FORM)
+    PAIRS: tl.constexpr = has_pairs(kv.dtype, q.dtype.element_ty, CACHE, FORM, group_rows(FORM))
     ROWS: tl.constexpr = group_rows(FORM)
 
     # The item of this program if it takes one of the `base` splits. Additional items are found below, by the lengths.

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.attention.addresses import rows_of
 from ingot.backends.triton.kernels.attention.cache_dtype import (
     as_computed,
     as_multiplied,
@@ -11,14 +12,8 @@ from ingot.backends.triton.kernels.attention.cache_dtype import (
     value_scales_of,
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
-from ingot.backends.triton.kernels.attention.parts import (
-    halves,
-    joined,
-    load_pairs,
-    rows_of,
-    weighed,
-    weighed_pairs,
-)
+from ingot.backends.triton.kernels.attention.pairs import halves, joined, load_pairs, weighed_pairs
+from ingot.backends.triton.kernels.attention.softmax import weighed
 from ingot.backends.triton.kernels.rope import angles
 
 

@@ -5,7 +5,8 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.attention.cache_dtype import as_cached, as_computed, row_scales, store_scales
 from ingot.backends.triton.kernels.attention.constants import group_rows
-from ingot.backends.triton.kernels.attention.parts import seen_by, weighed
+from ingot.backends.triton.kernels.attention.parts import seen_by
+from ingot.backends.triton.kernels.attention.softmax import weighed
 from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared, turned, with_partners
 
 

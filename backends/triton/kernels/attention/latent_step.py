@@ -15,15 +15,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.attention.parts import (
-    LOG2_E,
-    LOWEST,
     block_of_item,
     owned_between,
     store_rows,
     store_unowned,
     unowned,
-    weighed,
 )
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, weighed
 
 
 @triton.jit

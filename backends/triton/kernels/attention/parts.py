@@ -1,222 +1,23 @@
-"""Parts that the attention kernels share: masks, the online softmax, the loop over pages, and padding tokens.
+"""Parts that the attention kernels share: masks, the loop over pages, stores of results, and padding tokens.
 
-The softmax is in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691). The softmax state of a row covers the
-keys added so far: `total` is the weighted sum of values, `weight_sum` the sum of weights, `peak` the largest score.
-Weights are relative to the peak. `held`, `inside`, `seen` and `own` are bool masks of a tile. A sequence owns the
-tokens that it has in the step; padding tokens are unowned.
+`held`, `inside`, `seen` and `own` are bool masks of a tile. A sequence owns the tokens that it has in the step; padding
+tokens are unowned. softmax.py describes the state of a query row.
 """
 
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.attention.addresses import cached_head, rows_of
 from ingot.backends.triton.kernels.attention.cache_dtype import (
-    LEAST_SCALE,
     as_computed,
     as_multiplied,
     key_scales_of,
-    pairs_of,
     query_scales_of,
     value_scales_of,
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
-
-# The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
-LOWEST = tl.constexpr(-1.0e38)
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def in_base_two(scores, query_scales, SCORES: tl.constexpr):
-    """Scale and soft-cap the dot products `scores` [M, N] of q and keys, and multiply them by log2(e).
-
-    The caller can then compute the softmax with exp2 in place of exp. `query_scales` [M] multiply the rows of q. None
-    means that nothing does.
-    """
-    if query_scales is not None and SCORES.soft_cap is None:
-        scores = scores * (query_scales * (SCORES.scale * LOG2_E))[:, None]
-    elif query_scales is not None:
-        capped = 2.0 * tl.sigmoid(scores * (query_scales * (2.0 * SCORES.scale / SCORES.soft_cap))[:, None]) - 1.0
-        scores = capped * (SCORES.soft_cap * LOG2_E)
-    elif SCORES.soft_cap is None:
-        scores = scores * (SCORES.scale * LOG2_E)
-    else:
-        # tanh(x) is 2 sigmoid(2 x) - 1, and every target has sigmoid.
-        capped = 2.0 * tl.sigmoid(scores * (2.0 * SCORES.scale / SCORES.soft_cap)) - 1.0
-        scores = capped * (SCORES.soft_cap * LOG2_E)
-    return scores
-
-
-@triton.jit
-def by_distance(scores, slopes, query, place):
-    """Return scores [M, N] plus the ALiBi bias: slope times (key position - query position).
-
-    `slopes` [M] has the slope of each row's q head; None means no bias. `query` [M] are positions of queries, and
-    `place` [N] positions of keys.
-    """
-    if slopes is not None:
-        distance = (place[None, :] - query[:, None]).to(tl.float32)
-        scores = tl.fma(distance, tl.broadcast_to(slopes[:, None], scores.shape), scores)
-    return scores
-
-
-@triton.jit
-def slopes_of(slopes, heads, held):
-    """Load the ALiBi slopes of the q heads with indices `heads`, times log2(e). Return None if `slopes` is None.
-
-    `held` masks `heads`. A masked-out head gets slope 0.
-    """
-    found = None
-    if slopes is not None:
-        found = tl.load(slopes + heads, mask=held, other=0.0) * LOG2_E
-    return found
-
-
-@triton.jit
-def softmax_step(
-    scores,
-    weight_sum,
-    peak,
-    seen,
-    SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    query_scales=None,
-):
-    """Add the scores of N keys to the sums of M query rows. Return (weights, shrunk, weight_sum, peak).
-
-    `weights` [M, N] multiply the values of these keys, and `shrunk` [M] the weighted sum of values so far. The other
-    arguments are those of `weighed`.
-    """
-    if key_scales is not None:
-        scores = scores * key_scales[None, :]
-    scores = by_distance(in_base_two(scores, query_scales, SCORES), slopes, query_places, places)
-    scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2(scores - higher[:, None])
-    shrunk = tl.exp2(peak - higher)
-    weight_sum = weight_sum * shrunk + tl.sum(weights, 1)
-    return weights, shrunk, weight_sum, higher
-
-
-@triton.jit
-def weighed(
-    scores,
-    values,
-    total,
-    weight_sum,
-    peak,
-    seen,
-    SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    value_scales=None,
-    query_scales=None,
-):
-    """Add N keys to the online-softmax state of M query rows, and return the new state.
-
-    The state is (`total`, `weight_sum`, `peak`): the weighted sum of values, the sum of weights, the largest score.
-    `scores` [M, N] are the dot products of q and keys, before scaling. `values` [N, D] belong to these keys, and `seen`
-    [M, N] masks keys.
-
-    `slopes` [M] are ALiBi slopes, or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
-    keys.
-
-    `key_scales` [N], `value_scales` [N] and `query_scales` [M] multiply keys, values and queries. None means that
-    nothing does.
-    """
-    weights, shrunk, weight_sum, peak = softmax_step(
-        scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
-    )
-    if value_scales is not None:
-        if values.dtype == tl.float16:
-            # Products of weights and scales may be too small for float16, while scaled values never are.
-            values = (values.to(tl.float32) * value_scales[:, None]).to(tl.float16)
-        else:
-            weights = weights * value_scales[None, :]
-    total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
-    return total, weight_sum, peak
-
-
-@triton.constexpr_function
-def has_pairs(kv, dtype, cache, form):
-    """Return whether values are loaded as pairs of 8-bit elements (`load_pairs`), for queries of `dtype`.
-
-    Values that are parts of keys are not. They are loaded with the keys.
-    """
-    even = not any(size % 2 for size in (form.value_dim, cache.page_stride, cache.slot_stride, cache.row))
-    narrow = kv.element_ty.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16
-    return narrow and even and cache.part_stride % 2 == 0 and not form.same
-
-
-@triton.jit
-def load_pairs(kv, pages, place, inside, head, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Load values at the positions `place` [N] of a sequence as pairs of 8-bit elements, i16[N, FORM.block_value / 2].
-
-    The other arguments are those of `rows_of`. Pairs at masked-out positions are 0.
-    """
-    w = tl.arange(0, FORM.block_value // 2)
-    rows = rows_of(kv.to(tl.pointer_type(tl.int16), bitcast=True), pages, place, inside, head, CACHE, 2)
-    held = inside[:, None] & (w < FORM.value_dim // 2)[None, :]
-    return tl.load(rows[:, None] + CACHE.part_stride // 2 + w[None, :], mask=held, other=0)
-
-
-@triton.jit
-def halves(total):
-    """Return the even and the odd columns of `total` [M, D], each [M, D / 2]."""
-    return tl.split(tl.reshape(total, (total.shape[0], total.shape[1] // 2, 2)))
-
-
-@triton.jit
-def joined(first, second):
-    """Return the matrix [M, D] whose `halves` are `first` and `second`."""
-    return tl.reshape(tl.join(first, second), (first.shape[0], first.shape[1] * 2))
-
-
-@triton.jit
-def weighed_pairs(
-    scores,
-    words,
-    first_total,
-    second_total,
-    weight_sum,
-    peak,
-    seen,
-    kv,
-    CACHE: tl.constexpr,
-    SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    value_scales=None,
-    query_scales=None,
-):
-    """Add N keys to the state of M query rows as `weighed` does, with values that are pairs of 8-bit elements.
-
-    `words` i16[N, D / 2] are results of `load_pairs` from `kv`. `first_total` and `second_total` are the `halves` of
-    the weighted sum of values. Return (first_total, second_total, weight_sum, peak).
-
-    Weights are multiplied by `value_scales` relative to the largest of the N. Rounding to f16 then moves a result by
-    less than rounding to bf16 would, as long as the largest is below 10^5 times the scales that matter.
-    """
-    first, second = pairs_of(words, kv, CACHE.assembly)
-    weights, shrunk, weight_sum, peak = softmax_step(
-        scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
-    )
-    if value_scales is None:
-        weights = weights.to(tl.float16)
-        first_total = tl.dot(weights, first, first_total * shrunk[:, None])
-        second_total = tl.dot(weights, second, second_total * shrunk[:, None])
-    else:
-        most = tl.maximum(tl.max(value_scales, 0), LEAST_SCALE)  # positions that are masked out have scale 0
-        weights = (weights * (value_scales / most)[None, :]).to(tl.float16)
-        first_total = first_total * shrunk[:, None] + tl.dot(weights, first) * most
-        second_total = second_total * shrunk[:, None] + tl.dot(weights, second) * most
-    return first_total, second_total, weight_sum, peak
+from ingot.backends.triton.kernels.attention.pairs import halves, has_pairs, joined, load_pairs, weighed_pairs
+from ingot.backends.triton.kernels.attention.softmax import log_sum_exp, weighed
 
 
 @triton.constexpr_function
@@ -294,30 +95,6 @@ def seen_in_tree(seen, ancestors, node):
 
 
 @triton.jit
-def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
-    """Return the attention of query rows from their online-softmax state: `total / weight_sum`.
-
-    The cache stores values divided by its `v_scale`, so the result is multiplied by it. If `lse` is not None, rows that
-    saw no key become zeros.
-    """
-    mean = total / weight_sum[:, None]
-    if CACHE.v_scale != 1.0:
-        mean = mean * CACHE.v_scale
-    if lse is not None:
-        mean = tl.where(weight_sum[:, None] > 0.0, mean, 0.0)
-    return mean
-
-
-@triton.jit
-def log_sum_exp(weight_sum, peak):
-    """Return the natural log-sum-exp of the scores of each query row, or -inf for rows that saw no key.
-
-    `weight_sum` and `peak` are the rows' online-softmax state: the sum of weights, and the largest score in base 2.
-    """
-    return (peak + tl.log2(weight_sum)) / LOG2_E
-
-
-@triton.jit
 def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
     """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse` if not None.
 
@@ -389,26 +166,6 @@ def tail_of(q, rows, held, FORM: tl.constexpr):
 
 
 @triton.jit
-def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr, PACKED: tl.constexpr = 1):
-    """Return pointers [N] to the cached keys of a k/v head at the positions `place` [N] of a sequence.
-
-    `pages` points to the page ids of the sequence. `inside` masks positions: masked-out ones point into page 0. CACHE
-    is the memory layout of the cache. An element that `kv` points to holds PACKED elements of the cache.
-    """
-    page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
-    slot = place % CACHE.page * (CACHE.slot_stride // PACKED)
-    return kv + page * (CACHE.page_stride // PACKED) + slot + head * (CACHE.row // PACKED)
-
-
-@triton.jit
-def cached_head(head, FORM: tl.constexpr):
-    """Return the index of the cache head that a k/v head reads. Each FORM.sharing adjacent k/v heads read one."""
-    if FORM.sharing > 1:
-        head = head // FORM.sharing
-    return head
-
-
-@triton.jit
 def attended(
     total,
     weight_sum,
@@ -446,7 +203,7 @@ def attended(
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
-    PAIRS: tl.constexpr = has_pairs(kv.dtype, query.dtype, CACHE, FORM)
+    PAIRS: tl.constexpr = has_pairs(kv.dtype, query.dtype, CACHE, FORM, total.shape[0])
     # The dtype in which values with a scale per token are multiplied by it.
     VALUES: tl.constexpr = query.dtype
     query_scales = query_scales_of(query, query_tail, kv)

@@ -17,21 +17,18 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.attention.parts import (
-    LOG2_E,
-    LOWEST,
     attended,
     block_of_item,
     end_seen,
     first_seen,
     forgets,
-    mean_of,
     owned_between,
-    slopes_of,
     store_rows,
     store_unowned,
     tail_of,
     unowned,
 )
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, mean_of, slopes_of
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention.parts import LOWEST, attended, slopes_of
+from ingot.backends.triton.kernels.attention.parts import attended
+from ingot.backends.triton.kernels.attention.softmax import LOWEST, slopes_of
 from ingot.backends.triton.kernels.rope import angles, prepared
 from ingot.ir.features import sharing as columns
 

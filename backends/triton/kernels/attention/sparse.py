@@ -14,21 +14,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ingot.backends.triton.kernels.attention.addresses import cached_head, rows_of
 from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.parts import (
-    LOWEST,
-    cached_head,
     ended_before,
     given_query,
-    mean_of,
     query_rows,
-    rows_of,
     store_rows,
     store_unowned,
     tail_of,
-    weighed,
 )
+from ingot.backends.triton.kernels.attention.softmax import LOWEST, mean_of, weighed
 from ingot.backends.triton.kernels.attention.splits import merge_splits, owner_of, store_split
 
 

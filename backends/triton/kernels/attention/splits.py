@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from ingot.backends.triton.kernels.attention.constants import group_rows
-from ingot.backends.triton.kernels.attention.parts import LOWEST, forgets, log_sum_exp, size_of
+from ingot.backends.triton.kernels.attention.parts import forgets, size_of
+from ingot.backends.triton.kernels.attention.softmax import LOWEST, log_sum_exp
 from ingot.ir.features import sharing as columns
 
 OWN = tl.constexpr(columns.OWN)

@@ -14,20 +14,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.attention.parts import (
-    LOG2_E,
-    LOWEST,
     block_of_item,
     end_seen,
     first_seen,
     forgets,
     owned_between,
     seen_by,
-    slopes_of,
     store_rows,
     store_unowned,
     unowned,
-    weighed,
 )
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, slopes_of, weighed
 
 
 @triton.jit

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ingot.backends.triton.lower.attention.form_tiles import FormTiles, form_tiles
-from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
+from ingot.backends.triton.lower.attention.problem import AUTO, EQUAL, DecodeProblem
 from ingot.backends.triton.lower.attention.shapes import tile_widths_of, tiled
-from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, PAGED_TILES, DecodeTiles
+from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, EIGHT_BIT_TILES, PAGED_TILES, DecodeTiles
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.tuning import Source
 from ingot.ir.types import DTYPES
@@ -28,6 +28,8 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
         return DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0), "heuristic"
     if (exact := _measured(problem)) is not None:
         return exact, "table"
+    if problem.cache_dtype == "i8" and (near := _measured(replace(problem, cache_dtype="f8e4m3"))) is not None:
+        return near, "heuristic"
     by_bytes = DECODE_TILES[next((tokens for tokens in DECODE_TILES if problem.tokens <= tokens), max(DECODE_TILES))]
     # A head of 96 elements fills a tile of 128.
     row_bytes = power_of_two(problem.dim) * DTYPES[problem.dtype].itemsize
@@ -41,9 +43,14 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:
     """Return the tile sizes measured for this head size and number of tokens, or None if there are none."""
     table = DECODE_TILES if problem.append else PAGED_TILES
-    by_bytes = next((sizes for tokens, sizes in table.items() if problem.tokens <= tokens), {})
-    if problem.cache_dtype != AUTO or power_of_two(problem.group) > _MEASURED_GROUP:
+    if power_of_two(problem.group) > _MEASURED_GROUP:
         return None
+    if problem.cache_dtype != AUTO:
+        most = next((tokens for tokens in DECODE_TILES if problem.tokens <= tokens), 0)
+        halves = problem.cache_dtype == "f8e4m3" and DTYPES[problem.dtype].itemsize == 2
+        known = EIGHT_BIT_TILES if halves and problem.append and problem.form == EQUAL else {}
+        return known.get(most, {}).get(problem.row_bytes)
+    by_bytes = next((sizes for tokens, sizes in table.items() if problem.tokens <= tokens), {})
     return by_bytes.get(problem.dim * DTYPES[problem.dtype].itemsize)
 
 

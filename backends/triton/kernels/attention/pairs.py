@@ -1,0 +1,149 @@
+"""Values of an 8-bit cache as pairs of elements: loaded as words of 16 bits, and multiplied with weights in f16.
+
+Weights are multiplied with values along positions. Tensor cores then need two positions of a column in one register.
+They load words of 16 bits that way (`ldmatrix` with `.trans`), but not bytes. Even and odd columns therefore have
+weighted sums of their own.
+"""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention.addresses import rows_of
+from ingot.backends.triton.kernels.attention.cache_dtype import LEAST_SCALE
+from ingot.backends.triton.kernels.attention.softmax import softmax_step
+
+_MOST_ROWS = 64  # of queries over a cache with scales per token
+
+
+@triton.constexpr_function
+def has_pairs(kv, dtype, cache, form, rows):
+    """Return whether values are loaded as pairs of 8-bit elements, for tiles of `rows` queries of `dtype`.
+
+    Values that are parts of keys are not: they are loaded with the keys. With scales per token, prefill's tiles of 128
+    queries of 128 elements would spill registers.
+    """
+    fits = rows <= _MOST_ROWS or not cache.per_token
+    even = not any(size % 2 for size in (form.value_dim, cache.page_stride, cache.slot_stride, cache.row))
+    narrow = kv.element_ty.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16
+    return narrow and even and fits and cache.part_stride % 2 == 0 and not form.same
+
+
+@triton.jit
+def load_pairs(kv, pages, place, inside, head, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Load values at the positions `place` [N] of a sequence as pairs of 8-bit elements, i16[N, FORM.block_value / 2].
+
+    The other arguments are those of `rows_of`. Pairs at masked-out positions are 0.
+    """
+    w = tl.arange(0, FORM.block_value // 2)
+    rows = rows_of(kv.to(tl.pointer_type(tl.int16), bitcast=True), pages, place, inside, head, CACHE, 2)
+    held = inside[:, None] & (w < FORM.value_dim // 2)[None, :]
+    return tl.load(rows[:, None] + CACHE.part_stride // 2 + w[None, :], mask=held, other=0)
+
+
+@triton.jit
+def halves(total):
+    """Return the even and the odd columns of `total` [M, D], each [M, D / 2]."""
+    return tl.split(tl.reshape(total, (total.shape[0], total.shape[1] // 2, 2)))
+
+
+@triton.jit
+def joined(first, second):
+    """Return the matrix [M, D] whose `halves` are `first` and `second`."""
+    return tl.reshape(tl.join(first, second), (first.shape[0], first.shape[1] * 2))
+
+
+@triton.jit
+def pairs_of(words, kv, ASSEMBLY: tl.constexpr):
+    """Return the first and the second elements, in f16, of pairs of elements of the cache `kv`.
+
+    `words` i16[N, D / 2] has a pair in each word. Tensor cores load words of 16 bits with their rows and columns
+    swapped, but not bytes.
+    """
+    if kv.dtype.element_ty == tl.int8:
+        if ASSEMBLY:
+            # A number x of i8, with its sign bit inverted, is x + 128. 0x6400 | that is 1024 + 128 + x in f16.
+            return tl.inline_asm_elementwise(
+                """
+                {
+                .reg .b32 a, first, second, bias;
+                mov.b32 bias, 0x64806480;
+                xor.b32 a, $2, 0x80808080;
+                prmt.b32 first, a, 0x64646464, 0x4240;
+                prmt.b32 second, a, 0x64646464, 0x4341;
+                sub.rn.f16x2 $0, first, bias;
+                sub.rn.f16x2 $1, second, bias;
+                }
+                """,
+                "=r,=r,r",
+                [words],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            return words.to(tl.int8).to(tl.float16), (words >> 8).to(tl.int8).to(tl.float16)
+    elif ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a;
+            .reg .b16 first, second;
+            prmt.b32 a, $2, 0, 0x3120;
+            mov.b32 {first, second}, a;
+            cvt.rn.f16x2.e4m3x2 $0, first;
+            cvt.rn.f16x2.e4m3x2 $1, second;
+            }
+            """,
+            "=r,=r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        first = words.to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
+        second = (words >> 8).to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
+        return first.to(tl.float16), second.to(tl.float16)
+
+
+@triton.jit
+def weighed_pairs(
+    scores,
+    words,
+    first_total,
+    second_total,
+    weight_sum,
+    peak,
+    seen,
+    kv,
+    CACHE: tl.constexpr,
+    SCORES: tl.constexpr,
+    slopes=None,
+    query_places=None,
+    places=None,
+    key_scales=None,
+    value_scales=None,
+    query_scales=None,
+):
+    """Add N keys to the state of M query rows as `weighed` does, with values that are pairs of 8-bit elements.
+
+    `words` i16[N, D / 2] are results of `load_pairs` from `kv`. `first_total` and `second_total` are the `halves` of
+    the weighted sum of values. Return (first_total, second_total, weight_sum, peak).
+
+    Weights are multiplied by `value_scales` relative to the largest of the N. Rounding to f16 then moves a result by
+    less than rounding to bf16 would, as long as the largest is below 10^5 times the scales that matter.
+    """
+    first, second = pairs_of(words, kv, CACHE.assembly)
+    weights, shrunk, weight_sum, peak = softmax_step(
+        scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
+    )
+    if value_scales is None:
+        weights = weights.to(tl.float16)
+        first_total = tl.dot(weights, first, first_total * shrunk[:, None])
+        second_total = tl.dot(weights, second, second_total * shrunk[:, None])
+    else:
+        most = tl.maximum(tl.max(value_scales, 0), LEAST_SCALE)  # positions that are masked out have scale 0
+        weights = (weights * (value_scales / most)[None, :]).to(tl.float16)
+        first_total = first_total * shrunk[:, None] + tl.dot(weights, first) * most
+        second_total = second_total * shrunk[:, None] + tl.dot(weights, second) * most
+    return first_total, second_total, weight_sum, peak
