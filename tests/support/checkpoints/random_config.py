@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from families import FAMILIES
-from random_fields import GELU, flags, log, rope, sizes, spell_rope
+from random_fields import GELU, flags, log, rope, sizes, spell_rope, stream_of_heads
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -27,7 +27,7 @@ def random_config(architecture: str, model_type: str, draw: random.Random) -> di
     elif model_type in ("helium", "phi3"):  # the output projection is square; the length of factors follows from both
         config["hidden_size"] = heads * head_dim
     elif model_type in _HIDDEN_OF_HEADS:
-        config["hidden_size"] = heads * draw.randint(1, 30)
+        config["hidden_size"] = stream_of_heads(draw, heads)
     eps = "layer_norm_eps" if model_type in ("cohere", "cohere2") else "rms_norm_eps"
     config[eps] = log(draw, 1e-12, 1.0)
     if model_type not in _ROPE_OF_THEIR_OWN:

@@ -28,7 +28,7 @@ def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tens
 def _random(draw: random.Random) -> dict[str, Any]:
     config = random_fields.sizes(draw)
     # Transformers wants the hidden size to be a multiple of the heads, whatever the size of a head.
-    config["hidden_size"] = config["num_attention_heads"] * draw.randint(1, 30)
+    config["hidden_size"] = random_fields.stream_of_heads(draw, config["num_attention_heads"])
     config["rms_norm_eps"] = random_fields.log(draw, 1e-12, 1.0)
     config["hidden_act"] = draw.choice(["relu", "relu2", "gelu_new", *random_fields.GELU])
     config |= random_fields.flags(draw, "attention_bias", "mlp_bias")
