@@ -167,3 +167,13 @@ def as_multiplied(query, scales):
     if scales is not None:
         query = tl.div_rn(query.to(tl.float32), tl.broadcast_to(scales[:, None], query.shape)).to(tl.float16)
     return query
+
+
+@triton.constexpr_function
+def values_dtype(given, multiplied, cache):
+    """Return the dtype in which values are multiplied with weights, unless they are pairs.
+
+    `given` is the dtype of queries, and `multiplied` their dtype after `as_multiplied`. With scales per token, weights
+    are multiplied by the scales of values, whose range f16 does not have.
+    """
+    return given if cache.per_token else multiplied

@@ -10,6 +10,7 @@ from ingot.backends.triton.kernels.attention.cache_dtype import (
     key_scales_of,
     query_scales_of,
     value_scales_of,
+    values_dtype,
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.pairs import halves, joined, load_pairs, weighed_pairs
@@ -133,9 +134,10 @@ def with_early(
     ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
     keys.
     """
-    VALUES: tl.constexpr = query.dtype
+    GIVEN: tl.constexpr = query.dtype
     query_scales = query_scales_of(query, None, kv)
     query = as_multiplied(query, query_scales)
+    VALUES: tl.constexpr = values_dtype(GIVEN, query.dtype, CACHE)
     keys = as_computed(keys, query.dtype, CACHE.assembly)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     seen = inside[None, :]
@@ -151,7 +153,7 @@ def with_early(
         )  # fmt: skip
         total = joined(first_total, second_total)
     else:
-        values = tl.where(inside[:, None], as_computed(values, VALUES), 0.0)
+        values = tl.where(inside[:, None], as_computed(values, VALUES, CACHE.assembly), 0.0)
         total, weight_sum, peak = weighed(
             scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales,
             value_scales, query_scales,

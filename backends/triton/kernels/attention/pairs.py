@@ -2,7 +2,8 @@
 
 Weights are multiplied with values along positions. Tensor cores then need two positions of a column in one register.
 They load words of 16 bits that way (`ldmatrix` with `.trans`), but not bytes. Even and odd columns therefore have
-weighted sums of their own.
+weighted sums of their own. Tiles of many rows are multiplied by `wgmma`, which reads values from shared memory in any
+order and needs no pairs.
 """
 
 import triton
@@ -12,20 +13,22 @@ from ingot.backends.triton.kernels.attention.addresses import rows_of
 from ingot.backends.triton.kernels.attention.cache_dtype import LEAST_SCALE
 from ingot.backends.triton.kernels.attention.softmax import softmax_step
 
-_MOST_ROWS = 64  # of queries over a cache with scales per token
+# Triton multiplies tiles of 64 rows and more by `wgmma` for compute capability 9.0. Pairs would also need a `wgmma` for
+# each half there, and ptxas 12.8, which Triton 3.6 brings, computes wrong descriptors for the second one: it reads a
+# uniform register before it is set. ptxas 12.9 and 13.0 do not.
+_WGMMA_ROWS = 64
 
 
 @triton.constexpr_function
 def has_pairs(kv, dtype, cache, form, rows):
     """Return whether values are loaded as pairs of 8-bit elements, for tiles of `rows` queries of `dtype`.
 
-    Values that are parts of keys are not: they are loaded with the keys. With scales per token, prefill's tiles of 128
-    queries of 128 elements would spill registers.
+    Values that are parts of keys are not: they are loaded with the keys.
     """
-    fits = rows <= _MOST_ROWS or not cache.per_token
-    even = not any(size % 2 for size in (form.value_dim, cache.page_stride, cache.slot_stride, cache.row))
+    strides = (cache.page_stride, cache.part_stride, cache.slot_stride, cache.row)
+    even = not any(size % 2 for size in (form.value_dim, *strides))
     narrow = kv.element_ty.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16
-    return narrow and even and fits and cache.part_stride % 2 == 0 and not form.same
+    return narrow and even and rows < _WGMMA_ROWS and not form.same
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from ingot.backends.triton.kernels.attention.cache_dtype import (
     key_scales_of,
     query_scales_of,
     value_scales_of,
+    values_dtype,
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.pairs import halves, has_pairs, joined, load_pairs, weighed_pairs
@@ -204,10 +205,10 @@ def attended(
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
     PAIRS: tl.constexpr = has_pairs(kv.dtype, query.dtype, CACHE, FORM, total.shape[0])
-    # The dtype in which values with a scale per token are multiplied by it.
-    VALUES: tl.constexpr = query.dtype
+    GIVEN: tl.constexpr = query.dtype
     query_scales = query_scales_of(query, query_tail, kv)
     query = as_multiplied(query, query_scales)
+    VALUES: tl.constexpr = values_dtype(GIVEN, query.dtype, CACHE)
     if FORM.tail > 0:
         query_tail = as_multiplied(query_tail, query_scales)
     if PAIRS:
@@ -236,11 +237,11 @@ def attended(
             )  # fmt: skip
         else:
             if FORM.same:
-                values = as_computed(keys, VALUES)
+                values = as_computed(keys, VALUES, CACHE.assembly)
             else:
                 held = inside[:, None] & (e < FORM.value_dim)[None, :]
                 values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
-                values = as_computed(values, VALUES)
+                values = as_computed(values, VALUES, CACHE.assembly)
             total, weight_sum, peak = weighed(
                 scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place,
                 key_scales_of(rows, inside, CACHE), value_scales_of(rows, inside, CACHE), query_scales,
