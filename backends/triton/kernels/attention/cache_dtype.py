@@ -48,9 +48,11 @@ def row_scales(x, kv, CACHE: tl.constexpr):
     if CACHE.per_token:
         x = x.to(tl.float32)
         most = tl.max(tl.abs(x), 1)
-        odd = tl.sum(x - x, 1)  # 0, or NaN for rows that are not finite: the maximum may drop NaN
+        # The maximum may drop NaN. x - x would be NaN too, but where x is a product, ptxas fuses the subtraction with
+        # it, and the difference is what the product was rounded by.
+        finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), 1) != 0
         highest = tl.full(most.shape, _MOST_I8 if kv.dtype.element_ty == tl.int8 else _MOST_F8, tl.float32)
-        scales = tl.maximum(tl.div_rn(most, highest), LEAST_SCALE) + odd
+        scales = tl.where(finite, tl.maximum(tl.div_rn(most, highest), LEAST_SCALE), float("nan"))
     return scales
 
 
