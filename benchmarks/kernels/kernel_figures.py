@@ -160,7 +160,7 @@ def finish(script: str, options: argparse.Namespace, figures: Mapping[str, Figur
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
-        settings = {name: getattr(options, name) for name in ("shape", "only") if hasattr(options, name)}
+        settings = {name: getattr(options, name) for name in ("shape", "only", "cache_dtype") if hasattr(options, name)}
         folder = options.json.parent
         print(write_result(script, options.json.stem, settings, figures, missing=missing, folder=folder))
 

@@ -10,7 +10,7 @@ from natural_order import natural_order
 from results import Figure, Result
 from units import quantity
 
-COMMAND = "`python benchmarks/{script} --shape {shape}`:\n"
+COMMAND = "`python benchmarks/{script} --shape {shape}{options}`:\n"
 HEAD = """\
 the kernels of one layer and of both ends of a step, on random
 numbers. Each runs as CUDA graphs of many calls over different memory. Contenders take turns, and the median counts. The
@@ -25,8 +25,13 @@ QUANTIZED = """\
 the matmuls of one layer with quantized weights. Ingot's include the norm, gate or residual. cuBLAS's compute the matmul
 alone, with weights in bfloat16.
 """
+NARROW = """\
+decode attention of one layer over 8-bit caches with one scale, through `append_attention`: rotary embedding, cache
+write and attention. Bytes are those of the cached keys and values.
+"""
 # By script: how a heading begins, and what the script measures.
 SCRIPTS = {
+    "kernels/attention.py": ("Decode attention over {cache_dtype} caches", NARROW),
     "gpu_kernels.py": ("Kernels", HEAD),
     "kernels/experts.py": ("Experts", EXPERTS),
     "kernels/quant_linear.py": ("Quantized matmuls", QUANTIZED),
@@ -68,12 +73,15 @@ class Call:
 
 def kernel_kind(result: Result) -> str:
     """Return what a result measures, as a heading begins."""
-    return SCRIPTS[result.script][0]
+    return SCRIPTS[result.script][0].format(**result.settings)
 
 
 def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
     """Yield the tables of a result; add plots by their paths in docs/."""
-    yield COMMAND.format(script=result.script, shape=result.settings["shape"]) + SCRIPTS[result.script][1]
+    settings = {name: value for name, value in result.settings.items() if name != "shape"}
+    options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in settings.items())
+    command = COMMAND.format(script=result.script, shape=result.settings["shape"], options=options)
+    yield command + SCRIPTS[result.script][1]
     for part, title in PARTS.items():
         calls = _calls(result.figures, part)
         if not calls:

@@ -136,7 +136,8 @@ def test_known_tiles_are_by_steps_and_heads() -> None:
     assert known_tiles(replace(eight_bits, cache_dtype="i8"), 90) == (timed, "heuristic")
     for untimed in ({"form": "equal_per_token"}, {"append": False}, {"dtype": "f32"}):
         assert known_tiles(replace(eight_bits, **untimed), 90)[1] == "heuristic"
-    assert known_tiles(replace(eight_bits, tokens=16), 90) == (DECODE_TILES[16][256], "heuristic")
+    assert known_tiles(replace(eight_bits, tokens=16), 90) == (EIGHT_BIT_TILES[16][128], "table")
+    assert known_tiles(replace(eight_bits, tokens=64, dim=64), 90) == (DECODE_TILES[64][128], "heuristic")
 
 
 def test_caches_of_other_dtypes_and_forms_are_other_problems() -> None:

@@ -39,9 +39,16 @@ DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
 }
 
 # The best tile sizes over caches of 8-bit elements with one scale, by the most tokens of a step and the bytes of a key
-# head. Of 79 on one H200, these lose least over 32 contexts of 512, 2048 and 16384 positions, and one of 65536 among 31
-# of 2048, in f8e4m3: 22, 49, 263 and 78 us. The sizes for bf16 took 30, 58, 302 and 93 us.
-EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {32: {128: DecodeTiles(64, 5, 4, warps=2, ahead=2, early=0)}}
+# head. Of 33 to 79 each, timed in f8e4m3 on one H200 (torch 2.11.0, Triton 3.6.0), these lose least over the mixes of
+# contexts of tune/attention.py. With heads of 128 bytes, 8 contexts of 16384 positions take 79 us, and 32 take 263 us;
+# tiles for bf16 took 112 and 302 us.
+EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
+    1: {64: DecodeTiles(128, 5, 2), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
+    16: {64: DecodeTiles(64, 5, 4, warps=2, early=0), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
+    32: {64: DecodeTiles(64, 5, 4, warps=2, early=0), 128: DecodeTiles(64, 5, 4, warps=2, ahead=2, early=0)},
+    64: {128: DecodeTiles(64, 5, 2, warps=2, early=0)},
+    512: {64: DecodeTiles(32, 5, 4, warps=1, ahead=4, early=0), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
+}
 
 # The best tile sizes of `paged_attention`, which finds k and v already in the cache, and loads nothing early.
 PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128, 5, 1, early=0)}}
