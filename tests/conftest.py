@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chromium import FLAGS, chromium_path
+from drawn import left_out
 from run_seed import run_seed
 
 if TYPE_CHECKING:
@@ -97,8 +98,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if marked["slow"] and not config.getoption("--run-slow"):
         config.hook.pytest_deselected(items=marked["slow"])
-        left_out = set(marked["slow"])
-        items[:] = [item for item in items if item not in left_out]
+        slow = set(marked["slow"])
+        items[:] = [item for item in items if item not in slow]
+
+    if marked["one_in"] and not config.getoption("--run-slow"):
+        left = set(items)
+        cases = defaultdict[str, list[pytest.Item]](list)
+        for item in marked["one_in"]:
+            if item in left:
+                cases[item.nodeid.partition("[")[0]].append(item)
+        others = left_out(cases.values())
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
 
     gpu = marked["gpu"]
     if gpu and not _has_cuda():

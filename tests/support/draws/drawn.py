@@ -1,7 +1,7 @@
 """Cases of which a run takes some: the commit draws them, a row of commits comes to all, and --run-slow takes all."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -19,6 +19,20 @@ def in_one_of(runs: int) -> Callable[[Test], Test]:
         return test if takes else pytest.mark.slow(test)
 
     return mark
+
+
+def left_out(tests: Iterable[Sequence[pytest.Item]]) -> set[pytest.Item]:
+    """What a run leaves out of `tests`, the cases of each test with the marker `one_in`: it takes the part that the
+    marker says, and one case at least. Tests of as many cases have the same ones drawn: they may share what these make.
+    """
+    out: set[pytest.Item] = set()
+    for cases in tests:
+        mark = cases[0].get_closest_marker("one_in")
+        assert mark is not None
+        count = -(-len(cases) // mark.args[0])
+        taken = random.Random(f"{run_seed()} {count} of {len(cases)}").sample(range(len(cases)), count)
+        out |= {case for place, case in enumerate(cases) if place not in taken}
+    return out
 
 
 def drawn_in_one_of(runs: int, cases: Iterable[Any]) -> list[Any]:
