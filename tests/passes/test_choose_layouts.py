@@ -75,6 +75,7 @@ def linear_layouts(lowered: Lowered, bucket: str) -> set[Layout]:
     return {layouts_of(node)["weight"] for node in lowered.programs[bucket].calls(linear.overload)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("costs", "budget", "decode", "rest"),
     [

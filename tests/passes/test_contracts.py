@@ -93,6 +93,7 @@ def _extreme(read: Read) -> Read:
     return changed
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", drawn(5, CASES), ids=str)
 def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     """By the check that `--check-numerics` makes, which raises on a breach."""
@@ -108,6 +109,7 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     assert all(0 < one.error <= one.allowed for one in changed.values() if one.allowed)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", drawn(3, TINY))
 def test_every_stage_reads_back(name: str, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     steps, lowered = staged(opened(Case(name))[0])

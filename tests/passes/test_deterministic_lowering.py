@@ -58,6 +58,7 @@ def test_quantized_weights_have_kernels(format: str) -> None:
         assert {node.meta["backend"] for node in calls} == {"triton"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", drawn(5, FIRST))
 def test_no_family_needs_a_reference(family: str) -> None:
     for program in lowered(FIRST[family]).programs.values():

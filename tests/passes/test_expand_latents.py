@@ -56,6 +56,7 @@ def _expanded(program: Program) -> Program:
     return after
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("chunk", [None, 4, 1])
 def test_it_keeps_its_contract(dtype: str, chunk: int | None, opened: Callable[[str], tuple[Model, Any]]) -> None:

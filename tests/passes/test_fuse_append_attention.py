@@ -52,6 +52,7 @@ def half_fused(program: Program) -> Program:
 LAYERS = {**FORMS, "window and cap": Layer(attention=', soft_cap=2.0, mask="window_5"')}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("half", [False, True], ids=["parts", "half fused"])
 @pytest.mark.parametrize("form", LAYERS)

@@ -45,6 +45,7 @@ def fuse(program: Program, *backends: Backend, force: bool = True) -> tuple[Prog
     return run_pass(FuseQKNormRope(force=force), program, context(*backends or (Reference(),)), under=Stage.FUSED)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_fused_gives_the_same_bits(form: str, dtype: str) -> None:

@@ -41,6 +41,7 @@ def test_the_default() -> None:
     assert all(len(phase.passes) == len({one.name for one in phase.passes}) for phase in PIPELINE), "once in a phase"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(OPTIONAL))
 def test_leaving_out(name: str, model: Model) -> None:
     """What is optional can be left out: the rest of the pipeline brings the model to its end all the same."""

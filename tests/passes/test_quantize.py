@@ -193,6 +193,7 @@ def test_linears_that_a_format_keeps_apart_are_not_owed() -> None:
     assert {refusal.reason for refusal in merged.refusals} == {"format 'int8_tensor' has one scale for a whole weight"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["qwen3-biased", "llama-biased"])
 def test_a_whole_model(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Every later pass takes the quantized program and keeps its own promise on it."""

@@ -51,6 +51,7 @@ def weights(program: Program, split: bool) -> list[str]:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("architecture", "format"), drawn(2, itertools.product(EVEN, FORMATS)))
 def test_ranks_compute_what_one_device_does(architecture: str, format: str, tmp_path: Path) -> None:
     """The same results up to the order of sums, and so the same distance from the model as it was stored."""

@@ -74,6 +74,7 @@ def requests(vocab: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", quick_first)
 def test_ranks_compute_what_one_device_does(name: str, opened: Opened, on_mesh: OnMesh) -> None:
     """After every pass against the pass before, and at the end of each stage against the program of one device."""
@@ -125,6 +126,7 @@ def test_an_indexer_is_whole_on_every_rank(on_mesh: OnMesh) -> None:
     assert placement_of(choice, fused) == () and placement_of(attention, fused) == (Placement("tp", "shard", 1),)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", quick_first)
 def test_programs_read_back(name: str, on_mesh: OnMesh) -> None:
     for step in on_mesh(name):

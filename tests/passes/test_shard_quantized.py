@@ -68,6 +68,7 @@ def brought(model: Model, format: str, mesh: Mapping[str, int]) -> dict[str, Ste
     return {step.name: step for step in staged(model, pipeline, mesh=mesh)[0]}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32_asym"])
 def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None:
     model, read = opened()
@@ -81,6 +82,7 @@ def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None
         assert compare(found.found, wanted.found, torch.float32) is None, last
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("format", "scales_by_row", "scales_by_column"),
     [("int8", True, False), ("int8_tensor", False, False), ("int8_g32", True, True), ("int4_g32_asym", True, True)],
