@@ -158,6 +158,7 @@ FAULTS: dict[str, tuple[str, Callable[[Kernel], Kernel], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     quick(
@@ -255,6 +256,7 @@ def test_sixteen_bits_hide_no_fault(
     assert verdict is not None and verdict.op == f"ingot.{op}", verdict
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", quick(["float32", "bfloat16", "float16"], "bfloat16"))
 @pytest.mark.parametrize("name", quick(TINY, "gemma2-capped", "smollm3-nope"))
 def test_nobody_is_blamed_for_a_healthy_artifact(name: str, dtype: str, kernels: Compiled, blame: Blame) -> None:

@@ -100,6 +100,7 @@ def plant(patch: pytest.MonkeyPatch, step: str, fault: Callable[[Step], Step]) -
     patch.setattr(recipe, "STEPS", {**STEPS, step: fault(STEPS[step])})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_faulty_step_is_named(
     name: str, compiled: Callable[..., Path], blame: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

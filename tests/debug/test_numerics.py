@@ -147,6 +147,7 @@ BREACHES: Mapping[str, tuple[str, Phase, list[str]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BREACHES)
 def test_a_broken_contract_is_named(name: str, opened: Opened) -> None:
     checkpoint, phase, said = BREACHES[name]

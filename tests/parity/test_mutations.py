@@ -69,6 +69,7 @@ def plain(checkpoint: Callable[[str], Path]) -> Callable[[str], list[torch.Tenso
     return functools.cache(lambda name: _logprobs(checkpoint(name), name))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "all"])
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_mutation_moves_logprobs(
@@ -151,6 +152,7 @@ def requested(checkpoint: Callable[[str], Path]) -> Callable[[str], Request]:
     return functools.cache(lambda name: Request.read(checkpoint(name), backend="reference"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_wrong_size_is_refused(size: str, requested: Callable[[str], Request]) -> None:
     """In three of the checkpoints that have it."""

@@ -44,6 +44,7 @@ def _theirs(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     return getattr(transformers, architecture)(config).to(dtype).eval()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WITH_NORMS.values(), ids=WITH_NORMS)
 def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Callable[[str], Path]) -> None:
     dims, dtype = _dims(checkpoint(name)), torch.bfloat16

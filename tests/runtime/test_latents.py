@@ -84,6 +84,7 @@ def test_nothing_is_blamed(made: Path) -> None:
 PUBLISHED = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "heads", "deterministic"), drawn(2, [*itertools.product(TINY_ONES, (6, 16, 128), (False, True))])
 )

@@ -61,6 +61,7 @@ def test_resident_memory_is_what_lies_in_the_files_and_states(pico: Path) -> Non
     assert memory.groups["full"].pages_per_sequence == 1024 // 16
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.across is None))
 def test_a_dry_run_allocates_what_the_op_does(name: str) -> None:
     """Call by call on the samples; what looks at data is planned for its worst, so never less than was allocated."""

@@ -69,6 +69,7 @@ def test_prefixes_are_cached_and_sequences_preempted(made: Path) -> None:
     assert few._engine._scheduler.num_preemptions
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "size"), [("fp8", ROW), ("int8", ROW + 6)])
 def test_a_cache_of_eight_bits_is_that_of_latents(
     kind: str, size: int, checkpoint: Callable[[str], Path], tmp_path: Path
@@ -103,6 +104,7 @@ def test_a_context_in_which_all_positions_are_chosen_needs_no_indexer() -> None:
     assert {name for name in long.states if name.startswith("index")} == {f"index.{layer}" for layer in range(3)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_gpu_has_kernels_for_every_call(deterministic: bool) -> None:
     """In steps of all sizes, with and without a choice. The references would run on the host."""

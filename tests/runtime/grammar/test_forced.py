@@ -74,6 +74,7 @@ def both(served: Served, requests: dict[str, tuple[list[int], SamplingParams]], 
     return made, plain
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=[next(iter(one)) + str(place) for place, one in enumerate(GRAMMARS)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_sequence_has_equal_tokens_in_fewer_steps(served: Served, grammar: Any, temperature: float) -> None:
@@ -122,6 +123,7 @@ def test_a_step_has_room_for_them(served: Served) -> None:
     assert saved == sorted(saved) and saved[0] < saved[-1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_preempted_sequences(served: Served, page_size: int) -> None:
     some = {str(n): ([1, 2, 3, n], replace(PARAMS, seed=n)) for n in range(4)}
@@ -356,6 +358,7 @@ def test_slow_grammars_are_looked_at_less(sequence: Any, tokenizer: Tokenizer, m
     assert one.matcher.seconds == pytest.approx(3 * 2 * FAST_SECONDS) and not one.matcher.error
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("turn", range(4))
 def test_random_work(served: Served, tokenizer: Tokenizer, turn: int) -> None:
     print(f"INGOT_TEST_SEED={run_seed()}")

@@ -313,6 +313,7 @@ def beginnings(draw, count):
         yield [*trunk[: draw.choice([1, 3, 4, 8, 15, 16, 17, 24])], *tail]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_work_on_common_beginnings(serve, seed, chunked):

@@ -35,6 +35,7 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
     return work
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("drafts", "stages"), [(0, 1), (3, 1), (0, 2), (0, 5)], ids=["plain", "drafts", "2 stages", "5 stages"]
 )

@@ -86,6 +86,7 @@ def test_what_never_fits_is_refused_by_group() -> None:
         served.engine.add_request("a", list(range(1, 50)), GREEDY)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", drawn(12, range(120)))
 def test_random_runs(seed: int) -> None:
     """Prompts in pieces, preemption, shared beginnings, drafts, aborts, scratch pages, steps without memory: tokens are
