@@ -106,6 +106,7 @@ TABLE: list[tuple[Backend, str, Callable[[Asked], str | None]]] = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("narrow", [None, FLOAT8, INT8], ids=["auto", "fp8", "int8"])
 @pytest.mark.parametrize("mask", [*MASKS, TREE])
 def test_every_mask_and_cache_is_taken_or_refused_by_name(mask: str, narrow: torch.dtype | None) -> None:

@@ -62,6 +62,7 @@ def a_call(dim: int = 64, dtype: torch.dtype = torch.float32, strides: tuple[int
     return Call("paged_attention", values, {"scale": 1.0}, (TensorType(dtype, ("T", 4, dim)),))
 
 
+@pytest.mark.one_in(2)
 @attention_dtypes
 @pytest.mark.parametrize(("mix", "padded"), some(3, itertools.product(MIXES, (False, True))))
 def test_any_mix_of_sequences(mix: str, padded: bool, dtype: torch.dtype) -> None:
@@ -213,6 +214,7 @@ def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
         over_pages(step, most, sinks, soft_cap=1.5)
 
 
+@pytest.mark.one_in(3)
 @attention_dtypes
 @pytest.mark.parametrize(
     ("normed", "rotary", "interleaved"),

@@ -50,6 +50,7 @@ def check(name: str, n: int, k: int, dtype: torch.dtype) -> None:
     assert found.dtype is dtype and torch.equal(found.cpu(), expected), name
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", some(10, [*BYTES, *FOUR_BITS]))
 def test_formats(name: str, dtype: torch.dtype) -> None:
@@ -57,6 +58,7 @@ def test_formats(name: str, dtype: torch.dtype) -> None:
 
 
 # One row, fewer columns than a tile has, and last tiles that are not whole.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("name", "n", "k"),

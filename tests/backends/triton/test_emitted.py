@@ -72,6 +72,7 @@ def test_caches_of_eight_bits_compile(op: str, dim: int, place: int, tmp_path: P
     assert made.executable is not None, made.refused
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("op", "dtype"), drawn(len(CLAIMED) // 3, CLAIMED), ids=str)
 def test_the_judge_takes_the_reference_and_nothing_else(op: str, dtype: torch.dtype) -> None:
     for number, call in enumerate(calls(op, dtype)):

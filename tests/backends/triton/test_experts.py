@@ -56,6 +56,7 @@ def check(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: tuple[int, int]
     assert (problem := experts_difference(args, kwargs, found.cpu())) is None, f"{kwargs}: {problem}"
 
 
+@pytest.mark.one_in(3)
 @dtypes
 @pytest.mark.parametrize("tokens", CLASSES, ids=str)
 def test_samples(tokens: tuple[int, int], dtype: torch.dtype) -> None:
@@ -70,6 +71,7 @@ def test_samples(tokens: tuple[int, int], dtype: torch.dtype) -> None:
         check(sample.args, dict(sample.kwargs), bounds)
 
 
+@pytest.mark.one_in(3)
 @dtypes
 @pytest.mark.parametrize("routing", ["same", "uniform", "random"])
 @pytest.mark.parametrize("rows", some(2, [1, 2, 3, 9, 16, 31, 64, 65, 100]))
@@ -88,6 +90,7 @@ def test_ranges_of_one_class(dtype: torch.dtype) -> None:
         check(call(rows, 40, 2, 48, 32, dtype), {}, (2, 16))
 
 
+@pytest.mark.one_in(2)
 @dtypes
 @pytest.mark.parametrize("weigh_input", [False, True])
 @pytest.mark.parametrize("rows", [1, 6])

@@ -17,6 +17,7 @@ LOWERING = LOWERINGS["head_linear"]
 CLASSES = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 8192))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", TESTED)
 @pytest.mark.parametrize("tokens", CLASSES, ids=str)
 def test_calls(tokens: tuple[int, int], dtype: torch.dtype) -> None:

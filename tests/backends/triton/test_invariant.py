@@ -100,6 +100,7 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
         assert (problem := compare(whole, x.double() @ weight.double().T, dtype)) is None, problem
 
 
+@pytest.mark.one_in(2)
 @dtypes
 @pytest.mark.parametrize("weigh_input", [False, True])
 def test_rows_of_experts(weigh_input: bool, dtype: torch.dtype) -> None:
@@ -126,6 +127,7 @@ def test_rows_of_experts(weigh_input: bool, dtype: torch.dtype) -> None:
         assert torch.equal(mixture(begin, end), whole[begin:end]), f"rows {begin} to {end}"
 
 
+@pytest.mark.one_in(2)
 @dtypes
 @pytest.mark.parametrize(
     ("name", "gated"),
@@ -240,6 +242,7 @@ def test_rows_of_attention(
             assert torch.equal(found, whole[first : first + count]), f"{count} rows at {first}, of {cuts} in {tokens}"
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "op", sorted(LOWERINGS.keys() - {"linear", "quant_linear", "head_linear", "append_attention", "count_tokens"})
 )

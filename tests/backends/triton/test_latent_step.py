@@ -25,6 +25,7 @@ def test_calls(dtype: torch.dtype) -> None:
         check_lowering(OPS[NAME], LOWERINGS[NAME], call.args, call.kwargs, tokens=MANY, dims=dims, factor=4.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tokens", [(1, 64), MANY], ids=["few", "many"])
 def test_the_part_before_a_step(tokens: tuple[int, int]) -> None:
     """Over cached positions without the tokens of the step: those of a shorter sequence."""

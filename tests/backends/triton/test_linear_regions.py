@@ -92,6 +92,7 @@ def _names(found: list[list[fx.Node]]) -> list[list[str]]:
     return [[node.name for node in members] for members in found]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TESTED)
 @pytest.mark.parametrize(("form", "rows"), some(16, itertools.product(FORMS, BUCKETS)))
 def test_forms(form: str, rows: int, dtype: torch.dtype) -> None:

@@ -31,6 +31,7 @@ def test_calls(op: str, dtype: torch.dtype, tokens: tuple[int, int]) -> None:
         check_lowering(OPS[op], LOWERINGS[op], call.args, call.kwargs, tokens=tokens, dims=dims, factor=factor)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [{"mask": "bidirectional"}, {"mask": "window_21", "soft_cap": 1.5}, {"mask": "block_causal_24"}, {}],

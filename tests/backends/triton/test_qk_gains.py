@@ -100,6 +100,7 @@ def table(rotary: int) -> torch.Tensor:
 
 
 # Triton's interpreter rounds to float16 as a GPU does, and to bfloat16 towards zero.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @heads_of
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -107,6 +108,7 @@ def test_append_anywhere(heads: Heads, interleaved: bool, dtype: torch.dtype) ->
     check_append(dtype, heads, wide=False, interleaved=interleaved)
 
 
+@pytest.mark.one_in(2)
 @heads_of
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_attention_anywhere(heads: Heads, interleaved: bool) -> None:

@@ -30,6 +30,7 @@ def on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matvec, "matvec_tiles", lambda *given: TILES)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("depth", (128, 384, 512))
 @pytest.mark.parametrize("n", (8, 21))
 @pytest.mark.parametrize("name", FORMATS)
@@ -56,6 +57,7 @@ def test_rows_of_zeros() -> None:
     check("fp8_block128", 1, 9, 384, torch.bfloat16, x=torch.zeros(1, 384, dtype=torch.bfloat16))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("form", "format"), some(6, itertools.product(FORMS, ("fp8", "fp8_block128"))))
 @pytest.mark.usefixtures("on_cores")
 def test_regions(form: str, format: str) -> None:

@@ -93,6 +93,7 @@ def test_one_token_of_large_small_and_no_numbers(name: str, dtype: torch.dtype) 
     check(name, 1, 37, 640, dtype, x=x.to(dtype))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["int4_g128", "int8", "fp8_per_channel_per_token", "int8_w8a8"])
 def test_one_token_with_numbers_that_are_not_finite(name: str, bad: float) -> None:
@@ -116,6 +117,7 @@ def without_assembly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matvec, "one_token_elements", lambda form, *_: replace(form.elements, assembly=False))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some(6, [*WEIGHT_ONLY, *FOUR_BITS, *FLOATS, *SMALL_GROUPS]))
 @pytest.mark.usefixtures("without_assembly")
 def test_one_token_of_16_bits(name: str) -> None:
@@ -123,6 +125,7 @@ def test_one_token_of_16_bits(name: str) -> None:
     check(name, 1, 21, 384, torch.bfloat16)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("depth", (128, 320))
 @pytest.mark.parametrize("n", (8, 9, 21, 37))
 @pytest.mark.usefixtures("without_assembly")

@@ -41,6 +41,7 @@ def test_samples(name: str) -> None:
         check(name, sample.args, dict(sample.kwargs))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("experts", "options"), MODELS, ids=str)
 @pytest.mark.parametrize("ties", [False, True], ids=["drawn", "ties"])
 def test_sizes_of_models(experts: int, options: dict[str, Any], ties: bool) -> None:

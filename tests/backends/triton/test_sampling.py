@@ -111,6 +111,7 @@ def test_samples(dtype: torch.dtype) -> None:
 
 
 # Many equals, and rows that have no token; one part of a row, and several.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (9, 1), (70, 7), (9, 2048), (9, 4099)])
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -206,6 +207,7 @@ def test_mixed_rows_of_many_tokens(bucket: BucketClass | None) -> None:
 
 # Rows that are penalized, banned, edited, several of these and none, drawn in each way and greedily; some of them have
 # no token but for a ban. Of one part, of several, and of several that hold more.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("vocab", "dtype", "bucket"),
     some(

@@ -83,6 +83,7 @@ def chosen(args: list[Any], top_k: int, tokens: tuple[int, int], invariant: bool
     return found.cpu()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("dtype", TESTED)
 @pytest.mark.parametrize("top_k", [1, 6, 40, 150])
@@ -165,6 +166,7 @@ def sparse(
     return [torch.randn(tokens, heads, row, generator=g).to(dtype), kv, picked, *lens[:3]]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("dtype", TESTED)
 @pytest.mark.parametrize(("top_k", "heads", "row", "value"), [(6, 3, 10, 7), (70, 20, 40, 32), (150, 64, 24, 16)])

@@ -134,6 +134,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> experts.ExpertsBench:
     return experts.ExpertsBench(Pool())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 @pytest.mark.parametrize(("problem", "tiles"), SMALL, ids=str)
 def test_what_runs_is_the_op(
