@@ -232,6 +232,7 @@ EXTRA: dict[str, list[Sample]] = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.across is None))
 def test_what_a_rule_accepts_computes_the_same_in_parts(name: str) -> None:
     op = OPS[name]

@@ -265,6 +265,7 @@ def drawn_values(form: CacheForm, k: torch.Tensor, g: torch.Generator) -> torch.
     return randn(g, k.dtype, *k.shape[:2], form.value_width)
 
 
+@pytest.mark.one_in(6)
 @two_dtypes
 @every_form
 @pytest.mark.parametrize("variant", VARIANTS[:2] + VARIANTS[4:5] + VARIANTS[6:9] + VARIANTS[10:], ids=str)

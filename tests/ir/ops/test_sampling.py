@@ -159,6 +159,7 @@ CUTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("options", "by"), drawn(4, itertools.product(CUTS, ("seeds", "positions"))))
 def test_draws_follow_the_distribution(options: dict[str, Any], by: str) -> None:
     count, vocab = 20_000, 15
