@@ -56,7 +56,7 @@ def main() -> None:
     figures = {
         **step_figures("", load, prefix_caching=True),
         **step_figures("_uncached", load, prefix_caching=False),
-        **step_figures("_nobody_waits", alone, prefix_caching=True),
+        **step_figures("_none_waiting", alone, prefix_caching=True),
         **request_figures(load),
     }
     report(__file__, options.json, {"running": load.running, "waiting": load.waiting, "prompt": load.prompt}, figures)

@@ -205,7 +205,7 @@ from ingot.runtime.loading.loader import load_artifact
 folder, tiny = Path(FOLDER), TINY["llama-plain"]
 logits = {}
 for name in ("plain", "cut"):
-    assert "scaled_relu" not in OPS, "a plan without the op loads nobody's package"
+    assert "scaled_relu" not in OPS, "a plan without the op loads no package of plugins"
     loaded = load_artifact(folder / f"{name}.ingot", num_pages=64)
     executor = loaded.executor
     run = lambda inputs: executor.launch(inputs).outputs
@@ -306,7 +306,7 @@ def test_a_broken_entry_point_names_its_package(group: str, kind: str, importabl
     assert error.where == value and package.replace("_", "-") in error.hint.replace("_", "-")
 
 
-def test_a_broken_package_troubles_nobody_who_does_not_ask(importable: Path) -> None:
+def test_a_broken_package_that_is_not_used_causes_no_error(importable: Path) -> None:
     install(importable, "gone_quiet", {"ingot.passes": {"mine": "gone_quiet.nothing:Pass"}})
     good = {"ingot.passes": {"good-pass": "good_package.code:Good"}}
     install(importable, "good_package", good, code=PASS.format(name="good-pass", made="Good", body="pass"))

@@ -85,7 +85,7 @@ def test_what_a_step_costs_the_host(
     """The script itself asserts who runs, who waits, and what is found."""
     call("schedule", "--running", 4, "--waiting", 3, "--prompt", 40, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
-    parts = {f"{part}{how}" for part in ("schedule", "retire") for how in ("", "_uncached", "_nobody_waits")}
+    parts = {f"{part}{how}" for part in ("schedule", "retire") for how in ("", "_uncached", "_none_waiting")}
     assert figures.keys() == {*parts, "add", "admit"}
     assert all(0 < figure.value < 0.1 for figure in figures.values())
 

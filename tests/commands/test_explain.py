@@ -73,7 +73,7 @@ def test_json(ask: Callable[..., str]) -> None:
         (["--pass", "fuse"], "no pass 'fuse' ran"),
         (["--pass", "cse", "--op", "linear"], "--pass together"),
         (["--layer", "77"], "no call matches"),
-        (["--backend", "nobody"], "no call matches"),
+        (["--backend", "absent"], "no call matches"),
         (["--step", "T=0"], "no bucket class has steps of 0 tokens"),
         (["--step", "T=4,tokens=3"], "'tokens=3' is not part of a step"),
         (["--step", "T=4,T=3"], "'T=3' is not part of a step"),

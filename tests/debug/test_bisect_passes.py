@@ -228,7 +228,7 @@ def _on_a_mesh(case: Sharded, folder: Path) -> Path:
         for name in SHARDED
     ],
 )
-def test_nobody_is_to_blame_on_a_mesh(name: str, tmp_path: Path) -> None:
+def test_no_pass_is_to_blame_on_a_mesh(name: str, tmp_path: Path) -> None:
     """Not even in what the second look would take back."""
     case = Case.open(_on_a_mesh(SHARDED[name], tmp_path))
     assert blame_pass(case, Judge(case)) is None

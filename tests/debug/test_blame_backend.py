@@ -233,7 +233,7 @@ def test_an_executor_that_gives_another_value_is_named(kernels: Compiled, blame:
 
 
 def test_where_an_overflow_starts(kernels: Compiled, blame: Blame, tmp_path: Path) -> None:
-    """The numbers themselves are too large for float16: nobody computes wrongly."""
+    """The numbers themselves are too large for float16: no kernel computes wrongly."""
     folder = CHECKPOINTS[SMALL].write(tmp_path / "large")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] *= 3e4
@@ -259,7 +259,7 @@ def test_sixteen_bits_hide_no_fault(
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", quick(["float32", "bfloat16", "float16"], "bfloat16"))
 @pytest.mark.parametrize("name", quick(TINY, "gemma2-capped", "smollm3-nope"))
-def test_nobody_is_blamed_for_a_healthy_artifact(name: str, dtype: str, kernels: Compiled, blame: Blame) -> None:
+def test_no_fault_is_found_in_a_healthy_artifact(name: str, dtype: str, kernels: Compiled, blame: Blame) -> None:
     assert blame(kernels(name, dtype=dtype), name) is None
 
 

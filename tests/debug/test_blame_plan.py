@@ -151,7 +151,7 @@ def test_an_executable_of_another_region(with_regions: tuple[Plan, Program]) -> 
     assert fault is not None and "which is not its executable" in fault.text
 
 
-def test_ids_that_cannot_be_computed_again_accuse_nobody(with_regions: tuple[Plan, Program]) -> None:
+def test_ids_that_cannot_be_computed_again_are_not_a_fault(with_regions: tuple[Plan, Program]) -> None:
     _, program = with_regions
     other = region_keys({"any": program}, frozenset({"made by another toolchain"}), Target.detect("cpu"))
     assert other == {"any": {}}

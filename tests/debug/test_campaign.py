@@ -1,4 +1,4 @@
-"""`bisect` names what was planted, and blames nobody for a healthy artifact."""
+"""`bisect` names the planted fault, and finds none in a healthy artifact."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_a_planted_fault_is_named(source: str) -> None:
     assert result["score"]["blamed"], again(result)
 
 
-def test_nobody_is_blamed_for_a_healthy_artifact() -> None:
+def test_no_fault_is_found_in_a_healthy_artifact() -> None:
     result = try_healthy(run_seed(), slow=False)
     assert result["score"]["exact"], again(result)
 

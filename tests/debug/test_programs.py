@@ -31,7 +31,7 @@ def launch(warps: int, shared: int) -> Launch:
         ("sm_90", 4, 100 << 10, 2),  # 101 KB each, with what is reserved, of 228
         ("sm_90", 4, 227 << 10, 1),
         ("sm_86", 8, 0, 6),
-        ("sm_86", 4, 100 << 10, 1),  # more than there is: it runs all the same, or nobody would have compiled it
+        ("sm_86", 4, 100 << 10, 1),  # more than there is: a kernel that was compiled runs nevertheless
     ],
 )
 def test_blocks_that_find_room(target: str, warps: int, shared: int, blocks: int) -> None:

@@ -52,7 +52,7 @@ def accept_files(artifact: Path) -> None:
 
 
 def flip(artifact: Path, relpath: str, position: int, bit: int = 1) -> None:
-    """Change one bit of a file; nobody has it mapped."""
+    """Change one bit of a file, which must not be mapped."""
     file = artifact / relpath
     data = bytearray(file.read_bytes())
     data[position] ^= bit
@@ -211,12 +211,12 @@ def test_a_changed_kernel_library(compiled: Path, monkeypatch: pytest.MonkeyPatc
 @reference
 def test_a_changed_plan_that_cannot_be_run(plain: Path) -> None:
     def edit(plan: Any) -> None:
-        plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"][2]["backend"] = "nobody"
+        plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"][2]["backend"] = "absent"
 
     edit_json(plain, "plan.json", edit)
     found = mismatch(plain)
     assert found.changed == ("plan.json: changed",)
-    assert "it failed: the plan cannot be run: the backend is 'nobody'" in str(found.error())
+    assert "it failed: the plan cannot be run: the backend is 'absent'" in str(found.error())
 
 
 @inductor

@@ -44,7 +44,7 @@ def assert_idle(llm: LLM) -> None:
     """Nothing is queued or held: every page and row is free."""
     engine = llm._engine
     scheduler = engine._scheduler
-    while engine.has_unfinished():  # a last step may be in flight, for nobody
+    while engine.has_unfinished():  # a last step may be in flight, without live requests
         assert engine.step() == []
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     (pool,) = scheduler.pages.pools

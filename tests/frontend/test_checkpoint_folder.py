@@ -34,7 +34,7 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path: Path) -> None:
     assert "adapter_model.safetensors" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("path", ["nobody/no-such-model", "gpt2-not-here"])
+@pytest.mark.parametrize("path", ["no-such-owner/no-such-model", "gpt2-not-here"])
 def test_a_name_on_the_hub_is_no_folder(path: str) -> None:
     with pytest.raises(ConfigError, match=r"(?s)no folder '.*or the name of a repository on the hub"):
         Checkpoint.open(path)

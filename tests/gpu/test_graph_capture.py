@@ -111,7 +111,7 @@ def test_prompts_are_replayed(made: Path, replays: list[tuple[int, int]]) -> Non
     assert any(tokens > 64 and tokens > rows for tokens, rows in replays)
 
 
-def test_graphs_come_while_nobody_waits(made: Path) -> None:
+def test_graphs_are_captured_while_no_request_waits(made: Path) -> None:
     llm = LLM(made, num_kv_pages=1000)
     executor: Any = llm._loaded.executor
     assert set(executor.captured.decode) == {1}
@@ -128,7 +128,7 @@ def test_graphs_come_while_nobody_waits(made: Path) -> None:
         assert LLM(made, num_kv_pages=1000, cuda_graphs=others).idle() is False
 
 
-def test_long_steps_come_last_while_nobody_waits(tmp_path: Path, replays: list[tuple[int, int]]) -> None:
+def test_long_steps_are_captured_last_while_no_request_waits(tmp_path: Path, replays: list[tuple[int, int]]) -> None:
     """Full ones are captured, for the GPU waits for the host in steps of a small model; others run once."""
     limits = {**LIMITS, "max_tokens": 1500, "max_batch": 8}
     compile_model(MODEL.write(tmp_path / "checkpoint"), tmp_path / "a.ingot", target="cuda", **limits)

@@ -54,7 +54,7 @@ compile_model(checkpoint, output, target="cuda", passes="default,fuse-swiglu", *
 
 
 def test_an_op_without_a_kernel_is_served_by_inductor(tmp_path: Path) -> None:
-    """An op of another package, which nobody wrote a kernel for: compiled into regions, captured in graphs, and served
+    """An op of another package, for which no kernel exists: compiled into regions, captured in graphs, and served
     where neither that package nor a compiler nor the folder that it was compiled in is left."""
     checkpoint, plain, made = MODEL.write(tmp_path / "checkpoint"), tmp_path / "plain.ingot", tmp_path / "made.ingot"
     install_example(tmp_path / "site", "my_op")

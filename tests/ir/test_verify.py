@@ -223,7 +223,7 @@ BROKEN = {
         "region r is called with constants or names",
         "values in order",
     ),
-    "region that nobody calls": ("LOWERED", X + REGION + "return x=%x\n", "region 'r' is never called", ""),
+    "region without calls": ("LOWERED", X + REGION + "return x=%x\n", "region 'r' is never called", ""),
     "region with a param": (
         "LOWERED",
         HEALTHY["LOWERED"].replace("{\n", "{\n  param p: f32[4] = source()\n"),
@@ -267,7 +267,7 @@ BROKEN = {
         "output 'copy' is state 'kv'",
         "",
     ),
-    "state whose new version nobody takes": (
+    "state whose new version is not used": (
         "CACHED",
         ROWS.replace("%place_1 = getitem(%moved, 1) : state<place>\n", "") + "return last=%last_1, place=%place\n",
         "%moved writes state 'place', but nothing takes the new version",

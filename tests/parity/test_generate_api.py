@@ -30,7 +30,7 @@ TEXT = "def write(self, folder):\n    return folder  # été 🙂\n"
 CORPUS = """Each request owns a row of state on the device: its last token and its position. A step reads them first and
 moves them last, so the next step needs nothing from the host. When a sequence that decodes needs a page and none is
 left, the sequence that was admitted last gives up its pages, goes back to the front of the queue and is computed again
-later, outputs included. The running sequences always arrived before the waiting ones, and nobody starves.
+later, outputs included. The running sequences always arrived before the waiting ones, and none starves.
 """
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -115,7 +115,7 @@ return kv.0=%a, kv.1=%c
     assert record.matches == 0 and print_program(after) == text
 
 
-def test_a_write_that_nobody_returns_is_not_dropped() -> None:
+def test_a_write_that_is_not_returned_is_not_dropped() -> None:
     """It would be a lost token in the cache: dead-code elimination keeps it, and the verifier names it."""
     lines = [line for line in READS.splitlines() if not line.startswith(("%c", "%d"))]
     program = parse_program("\n".join([*lines[:-1], "return a=%a, b=%b, kv=%kv"]) + "\n")
@@ -241,7 +241,7 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
     }
 
 
-# Random programs: few arguments, so that calls are often equal; writes in between; many results that nobody takes.
+# Random programs: few arguments, so that calls are often equal; writes in between; many results that are not used.
 
 
 def random_program(seed: int) -> tuple[Program, dict[str, torch.Tensor]]:

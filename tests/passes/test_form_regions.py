@@ -153,7 +153,7 @@ def test_a_strided_view_is_a_result(apply: Apply) -> None:
     _same_results(text, program)
 
 
-def test_results_that_nobody_reads(apply: Apply) -> None:
+def test_results_that_are_not_read(apply: Apply) -> None:
     """The second result of a fused norm is dead in a last layer, with or without a getitem that takes it."""
     norm = "%add_rms_norm = ingot.add_rms_norm(%x, %x, %w, eps=1e-05) : (f32[T, 8], f32[T, 8]) @inductor\n"
     for dead in ("", "%item_1 = getitem(%add_rms_norm, 1) : f32[T, 8]\n"):

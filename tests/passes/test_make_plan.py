@@ -142,7 +142,7 @@ return y=%cast, v=%view
 
 
 def test_values() -> None:
-    """Frees, views, results that nobody takes, dtypes and lists among the arguments."""
+    """Frees, views, results that are not used, dtypes and lists among the arguments."""
     (bucket,) = _planned(VALUES).buckets
     described = [(one.target, one.backend, one.results, one.frees) for one in bucket.instructions]
     assert described == [

@@ -1,4 +1,4 @@
-"""narrow-logits: a cast of logits that is a call of its own goes, and nobody's numbers change."""
+"""narrow-logits: the pass removes a cast of logits that is a call of its own, and no logits change."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -27,7 +27,7 @@ def test_known_vector() -> None:
     second = hashlib.sha256(first + b"\0\0\0\0" + b"\xff\xff\xff\xff" + keys).digest()
     found = hashes([7, 513, 0, 2**32 - 1, 5], 2, salt=b"abc", extra_keys=[b"k", b""])
     assert found == [first, second]
-    # And as a number that nobody computes again: a change of it makes every kept hash worthless.
+    # The hash is also compared with a constant: a change of the function makes every kept hash worthless.
     assert hashes([1, 2, 3, 4])[0].hex() == "05cda55a41a5548df43bb5d96e3054ec2f572cb25f17411f9081065fb9a7f159"
 
 

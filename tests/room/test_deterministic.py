@@ -88,7 +88,7 @@ def folder(artifact: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> tuple[list[int], dict[int, torch.Tensor]]:
-    """The probe's tokens and logits when nobody else is there."""
+    """The probe's tokens and logits when no other sequence runs."""
     (tokens,), watched = serve(folder, [PROBE])
     assert watched.batches == {1} and len(watched.logits[0]) == len(tokens) == NEW_TOKENS
     return tokens, watched.logits[0]

@@ -36,7 +36,7 @@ def test_a_storm_of_aborts_leaves_nothing_behind_one_step(serve, steps):
         served.check()
     assert served.engine.has_unfinished() == (steps > 0) and served.pool.num_held == 0
     if steps:
-        assert served.step() == []  # the step in flight, for nobody
+        assert served.step() == []  # the step in flight, whose requests have ended
     served.check_empty()
     served.engine.add_request("a", [1, 2, 3], GREEDY)
     assert served.drain()["a"].outputs[0].token_ids == served.expected([1, 2, 3], GREEDY)

@@ -276,7 +276,7 @@ def test_sizes_that_prompts_wanted_are_captured_first_while_the_host_waits() -> 
     wide = extending(200, 4096)
     sizes = prompt_steps(wide, H200)
     choice = PromptChoice(wide, sizes)
-    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "nobody wanted any yet"
+    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "no step wanted a size yet"
     for tokens in (256, 201, 190):
         assert serving(choice, tokens, 2) is None
     captured: dict[StepSizes, None] = {}

@@ -58,12 +58,12 @@ def launched(made: Any, size: StepSizes) -> Any:
 
 def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = graphs(monkeypatch)
-    assert not made.capture_next(1e9) and not made.seconds, "nobody knows yet how long any takes"
+    assert not made.capture_next(1e9) and not made.seconds, "no capture was measured yet"
     made.capture_for(1)
     assert not made.capture_next(0.49) and list(made.seconds) == [step(1)]  # half of the time is certain
     assert made.capture_next(0.51) and made.capture_next(0.51)
     assert [size.B for size in made.seconds] == [1, 2, 4]
-    assert made.capture_next(0.51), "nobody knows yet how long one of another class takes"
+    assert made.capture_next(0.51), "no capture of another class was measured yet"
     assert made.seconds[step(8)] == 2.0 and not made.capture_next(3.9)
     assert made.capture_next(4.1) and not made.capture_next(1e9), "all are there"
     assert launched(made, step(8)) == step(8)
@@ -100,5 +100,5 @@ def test_outputs_are_lent_until_the_next_launch(strict: bool, monkeypatch: pytes
     memory.begin_launch()
     with pytest.raises(InternalError, match="the outputs of a step are read after a later step"):
         memory.lend(outputs, 1)
-    memory.lend(outputs, 2)  # nobody keeps these
+    memory.lend(outputs, 2)  # no reference to these is kept
     memory.begin_launch()

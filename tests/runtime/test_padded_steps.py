@@ -107,7 +107,7 @@ def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.Monke
             anew = HostInputs(layout, size)
             anew.fill(batch.inputs)
             sides[step % 2].fill(batch.inputs)
-            pages = batch.inputs.sizes.P  # nobody reads what stands behind
+            pages = batch.inputs.sizes.P  # pages after these are not read
             arrays, filled = (side.layout.views(side.memory, size) for side in (anew, sides[step % 2]))
             for name, array in arrays.items():
                 found = filled[name]

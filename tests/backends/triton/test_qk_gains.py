@@ -69,7 +69,7 @@ def results(name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str
 
 def check_append(dtype: torch.dtype, heads: Heads, wide: bool, interleaved: bool) -> None:
     step, gains = drawn(dtype, heads, wide, interleaved)
-    # Keys that nobody wrote hold NaN, and those of the steps before are left alone: this step's are what is looked at.
+    # Keys that were never written hold NaN, and those of the steps before are unchanged: compare this step's only.
     args = (step.kv, step.q, step.k, step.v, step.positions, table(heads.dim), step.slots, *gains)
     made = results("qk_norm_rope_append", step, args, {"eps": 1e-6, "interleaved": interleaved})
     written = step.slots[step.slots >= 0]

@@ -74,7 +74,7 @@ def test_counts_are_those_of_the_sequences_however_they_are_fed(seed: int) -> No
     assert torch.equal(counts[others], before[others])
 
 
-def test_nothing_is_counted_for_nobody() -> None:
+def test_rows_without_counts_count_nothing() -> None:
     counts = torch.full((2, 3), 7, dtype=torch.int32)
     in_place = OPS["count_tokens"].in_place
     assert in_place is not None
@@ -160,11 +160,11 @@ def test_edits_are_those_of_plain_code(seed: int) -> None:
 
 
 def test_who_asks_for_nothing_keeps_its_logits() -> None:
-    logits, nobody = torch.randn(2, VOCAB, generator=generator(1)), ints(-1, -1)
+    logits, no_row = torch.randn(2, VOCAB, generator=generator(1)), ints(-1, -1)
     counts, off = torch.full((2, VOCAB), 9, dtype=torch.int32), torch.full((2,), 1.5)
     unedited = no_penalties(2, VOCAB)[6:]
-    assert not Penalties(counts, nobody, off, off, off, nobody[:, None], *unedited).asked
-    for rows, banned in ((ints(-1, 1), nobody), (nobody, ints(-1, 3))):
+    assert not Penalties(counts, no_row, off, off, off, no_row[:, None], *unedited).asked
+    for rows, banned in ((ints(-1, 1), no_row), (no_row, ints(-1, 3))):
         asked = Penalties(counts, rows, off, off, off, banned[:, None], *unedited)
         found = penalized(logits, asked)
         assert asked.asked and torch.equal(found[0], logits[0]) and not torch.equal(found[1], logits[1])

@@ -11,7 +11,7 @@ from ingot.runtime.scheduling.scheduler_config import SchedulerConfig
 
 
 def test_prompts_beside_decodes_are_fed_in_smaller_pieces():
-    """Who reads a stream waits for a step's prompts; where nobody decodes, a step takes all that it can."""
+    """A step with decodes takes few tokens of prompts, because streams wait for it. Other steps take all they can."""
     scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5)
     scheduler.add(request_of("a", 12))
     first = scheduler.schedule()
@@ -24,7 +24,7 @@ def test_prompts_beside_decodes_are_fed_in_smaller_pieces():
     assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 2, 3]
 
 
-def test_prompts_are_not_held_back_for_sequences_that_nobody_reads_yet():
+def test_prompts_are_not_held_back_for_sequences_that_are_not_streamed():
     scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5)
     for name in ("a", "b"):
         scheduler.add(request_of(name, 3, streamed=False))

@@ -20,7 +20,7 @@ def test_the_time_left_is_that_of_the_step_that_runs():
     spare = SpareTime(lambda seconds: bool(given.append(seconds)), clock)
     spare.begin()
     spare.wait(1000)
-    assert given == []  # nobody knows yet how long steps take
+    assert given == []  # no step was measured yet
     clock.now += 2.0
     spare.end(1000)  # 2 ms a token
     clock.now += 0.25

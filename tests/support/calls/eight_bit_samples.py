@@ -30,7 +30,7 @@ def in_eight_bits(kv: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
 
 def with_token_scales(kv: torch.Tensor, form: CacheForm, narrow: torch.dtype) -> torch.Tensor:
     """A cache of eight bits with scales per token, and the numbers of `kv`, a cache of this form in wider numbers. Rows
-    of NaN, which nobody wrote, have the scale NaN."""
+    that were never written are NaN, with the scale NaN."""
     scaled = replace(form, per_token=True)
     bits = torch.zeros(kv.shape[0], *scaled.shape(*kv.shape[2:4])[1:], dtype=torch.uint8)
     made = bits.view(narrow)

@@ -89,6 +89,6 @@ def random_step(seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
 def no_penalties(rows: int, vocab: int) -> tuple[torch.Tensor, ...]:
     """The last arguments of `sample` where no row asks for a penalty, a ban or edits. Those of others would show."""
     counts, columns = torch.full((2, vocab), 5, dtype=torch.int32), torch.full((3, rows), 7.0)
-    nobody = torch.full((rows,), -1, dtype=torch.int32)
+    no_row = torch.full((rows,), -1, dtype=torch.int32)
     edits = torch.zeros(2, EditParts(vocab).words, dtype=torch.int32)  # which would allow no token
-    return (counts, nobody, *columns, nobody[:, None].expand(rows, 3).contiguous(), edits, nobody, ints(0, 0))
+    return (counts, no_row, *columns, no_row[:, None].expand(rows, 3).contiguous(), edits, no_row, ints(0, 0))

@@ -34,7 +34,7 @@ class Heads:
 class PagedStep:
     """What a step feeds: (tokens fed, positions cached before) of each sequence, `gap` tokens of padding in between.
 
-    Sequences own pages in a random order. Cached positions that nobody wrote hold NaN, as do pages of nobody.
+    Sequences own pages in a random order. Cached positions that were never written hold NaN, as do unowned pages.
     """
 
     kv: torch.Tensor

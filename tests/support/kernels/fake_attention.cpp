@@ -34,7 +34,7 @@ extern "C" const char* ingot_prepare() {
 extern "C" int64_t ingot_work_words(int32_t tokens, int32_t sequences) { return tokens + sequences; }
 
 extern "C" const char* ingot_attention(const Call* call) {
-  if (!prepared) return "nobody prepared it";
+  if (!prepared) return "ingot_prepare was not called";
   if (call->stream != 77) return "it is not launched on the current stream";
   for (int i = 0; i < call->tokens + call->sequences; i++) call->work[i] = i;
   const int64_t slot = INGOT_KV_HEADS * INGOT_DIM, part = INGOT_PAGE * slot;

@@ -313,7 +313,7 @@ class FakeDevice:
         return [sampled.get(index, 123) for index in range(sizes["L"])]
 
     def _touch(self) -> None:
-        """Leave the rows of a step that ended in between as nobody can go on from them."""
+        """Make the rows of a step that ended in between unusable, so that no step can continue from them."""
         for row in self.touched:
             self.position[row] = self.last_token[row] = self.drafts[row] = None
             self.counts[row] = {VOCAB}, [VOCAB]
@@ -405,7 +405,7 @@ class FakeDevice:
         places = [(pages[position // self.page_size], position % self.page_size) for position in range(end)]
         for position, token in zip(range(start, end), tokens, strict=True):
             page, offset = places[position]
-            # Poison lies wherever nobody has written. A sequence may begin again, and then it writes the same.
+            # Positions that were never written hold poison. A sequence may begin again, and then it writes the same.
             assert self.cache[page][offset] in (POISON, (token, position)), "what was written is written over"
             self.cache[page][offset] = (token, position)
         for group, cache in self.group_caches.items():

@@ -263,8 +263,8 @@ def _chosen(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Ten
     drawn = (step.inputs[name] for name in names)
     penalties = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
     edits = torch.full((1, EditParts(logits.shape[-1]).words), -1, dtype=torch.int32)
-    nobody, last_token = torch.full((len(logits),), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    result: torch.Tensor = ops.sample.reference(logits, *drawn, counts, *penalties, edits, nobody, last_token)
+    no_row, last_token = torch.full((len(logits),), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    result: torch.Tensor = ops.sample.reference(logits, *drawn, counts, *penalties, edits, no_row, last_token)
     return result
 
 

@@ -31,7 +31,7 @@ QUICK = tuple(name for name, source in SOURCES.items() if not source.slow)
 
 
 class _TimeIsUp(BaseException):
-    """No Exception: nobody on the way up may take it for an error of its own."""
+    """The time limit has passed. It is no Exception, so `except Exception` does not catch it."""
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES), limit: int = L
 
 
 def try_healthy(seed: str, *, slow: bool = True, limit: int = LIMIT) -> dict[str, Any]:
-    """Compile something healthy and ask bisect, who should blame nobody."""
+    """Compile a healthy artifact and run bisect, which should find no fault."""
     with _folder() as folder:
         setup: Setup = draw_setup(seed, slow=slow)
         healthy = compile_healthy(setup, folder)

@@ -209,7 +209,7 @@ def _other_regions(program: Program, node: fx.Node) -> Iterator[Change]:
     own = node.target.name  # type: ignore[union-attr]
     callers = [call.target.name for call in program.calls() if isinstance(call.target, RegionCall)]
     for name in program.regions:
-        # A region that nobody calls any more would not verify.
+        # A region without calls would not verify.
         if name != own and callers.count(own) > 1 and signature(name) == signature(own):
             yield call_other_region(node, name, "wrong region", f"%{node.name} calls {name}, not {own}")
 
