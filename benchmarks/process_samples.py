@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from http_servers import gauges
@@ -52,9 +52,9 @@ def take_sample(port: int, server: int, engine: int) -> Sample:
 
 
 def process_sample(pid: int) -> ProcessSample:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines())
-    anonymous = int(fields["RssAnon"].split()[0]) * 1024
-    return ProcessSample(anonymous, len(list(Path(f"/proc/{pid}/fd").iterdir())), int(fields["Threads"]))
+    fields = _status(pid)
+    fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return ProcessSample(_anonymous_bytes(fields), fds, int(fields["Threads"]))
 
 
 def engine_process(server: int) -> int:
@@ -79,15 +79,10 @@ def device_memory(pids: Sequence[int]) -> int | None:
 
 @dataclass
 class PeakMemory:
-    """The most anonymous memory that processes had at a time, in bytes: all of them together, and each by its id."""
+    """The most anonymous memory that processes had at a time, in bytes: all of them together, and one of them."""
 
     together: int = 0
-    processes: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def largest(self) -> int:
-        """Return the peak of the process that had most."""
-        return max(self.processes.values(), default=0)
+    largest: int = 0
 
 
 @contextlib.contextmanager
@@ -100,9 +95,9 @@ def children_memory(interval: float = 0.02) -> Iterator[PeakMemory]:
 
     def sample() -> None:
         while not ended.wait(interval):
-            now = {pid: memory for pid in _descendants(os.getpid()) if (memory := _anonymous(pid)) is not None}
-            peak.together = max(peak.together, sum(now.values()))
-            peak.processes |= {pid: max(memory, peak.processes.get(pid, 0)) for pid, memory in now.items()}
+            now = [_anonymous(pid) for pid in _descendants(os.getpid())]
+            peak.together = max(peak.together, sum(now))
+            peak.largest = max([peak.largest, *now])
 
     thread = threading.Thread(target=sample, name="children's memory", daemon=True)
     thread.start()
@@ -113,11 +108,21 @@ def children_memory(interval: float = 0.02) -> Iterator[PeakMemory]:
         thread.join()
 
 
-def _anonymous(pid: int) -> int | None:
-    """Return the anonymous memory of a process in bytes, or None if it has ended."""
+def _anonymous(pid: int) -> int:
+    """Return the anonymous memory of a process in bytes, or 0 if it has ended."""
     with contextlib.suppress(OSError, KeyError):
-        return process_sample(pid).anonymous
-    return None
+        return _anonymous_bytes(_status(pid))
+    return 0
+
+
+def _status(pid: int) -> dict[str, str]:
+    """Return the fields of /proc/PID/status, as they are written there."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return dict(line.split(":", 1) for line in lines)
+
+
+def _anonymous_bytes(fields: Mapping[str, str]) -> int:
+    return int(fields["RssAnon"].split()[0]) * 1024
 
 
 def _descendants(pid: int) -> list[int]:
