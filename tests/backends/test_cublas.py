@@ -88,7 +88,7 @@ def answer(
     types = {
         "x": TensorType(elements, ("T", sizes[1])),
         "x_scales": TensorType(torch.float32, ("T", sizes[1] // rule.columns if rule.columns else 1)),
-        **found.types(sizes, torch.float32),
+        **{part: one for part, one in found.types(sizes, torch.float32).items() if part in ("weight", "scales")},
         **({"bias": TensorType(dtype, (sizes[0],))} if bias else {}),
     }
     args = [program.add_input(name, one) for name, one in types.items()]

@@ -1,5 +1,7 @@
 """Norms, linears, gates and embeddings against the functions of torch and transformers."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,17 @@ def test_head_linear_of_other_sizes_is_refused(x: tuple[int, ...], weight: tuple
     for function in (OPS["head_linear"].reference, OPS["head_linear"].fake):
         with pytest.raises(VerifyError, match=r"heads .* and matrices"):
             function(torch.zeros(x), torch.zeros(weight))
+
+
+@pytest.mark.parametrize("shape", [(1,), (23,), (), (1, 24)])
+def test_rounded_linear_needs_a_bias_for_each_row_of_the_weight(shape: tuple[int, ...]) -> None:
+    op = OPS["rounded_linear"]
+    for sample in op.samples(generator(), BF16):
+        given = sample.args[:4]
+        assert op.fake(*given, torch.zeros(24, dtype=BF16), **sample.kwargs).shape == (5, 24)
+        with pytest.raises(VerifyError, match=rf"a bias {re.escape(str([*shape]))} for a weight of 24 rows") as error:
+            op.fake(*given, torch.zeros(shape, dtype=BF16), **sample.kwargs)
+        assert (error.value.where, error.value.expected) == ("ingot.rounded_linear", "[24], a number for each row")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
