@@ -294,20 +294,35 @@ def test_a_row_with_nan_or_infinity_is_nan_in_its_own_sequence_alone(narrow: tor
         assert bool(form.value_scales(cache)[page, offset].isfinite().all())
 
 
-def test_caches_of_other_dtypes_and_gpus_without_eight_bits_are_refused() -> None:
-    def call(op: str, dtype: torch.dtype) -> Call:
-        q, kv = TensorType(torch.bfloat16, ("T", 4, 64)), TensorType(dtype, ("pages", 2, 16, 2, 64))
-        few = TensorType(torch.bfloat16, ("T", 2, 64))
-        lens = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
-        chosen = TensorType(torch.int32, ("T", 8))
-        types = {"kv": kv, "q": q, "k": few, "v": few, "page_table": TensorType(torch.int32, ("B", "P")), **lens}
-        types |= {"chosen": chosen} if op == "sparse_attention" else {}
-        values: dict[str, Value | None] = {name: Value(one, input=at) for at, (name, one) in enumerate(types.items())}
-        return Call(op, values, {"scale": 1.0}, (q,))
+def call_over(op: str, dtype: torch.dtype) -> Call:
+    """A call over a cache of this dtype."""
+    q, kv = TensorType(torch.bfloat16, ("T", 4, 64)), TensorType(dtype, ("pages", 2, 16, 2, 64))
+    few = TensorType(torch.bfloat16, ("T", 2, 64))
+    lens = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+    chosen = TensorType(torch.int32, ("T", 8))
+    types = {"kv": kv, "q": q, "k": few, "v": few, "page_table": TensorType(torch.int32, ("B", "P")), **lens}
+    types |= {"chosen": chosen} if op == "sparse_attention" else {}
+    values: dict[str, Value | None] = {name: Value(one, input=at) for at, (name, one) in enumerate(types.items())}
+    return Call(op, values, {"scale": 1.0}, (q,))
 
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("dtype", "sm", "assembly"), [
+    (FLOAT8, 89, True), (INT8, 90, True), (INT8, 86, False), (torch.bfloat16, 90, False)
+], ids=str)  # fmt: skip
+def test_elements_of_eight_bits_are_converted_by_assembly_where_a_gpu_has_the_instructions(
+    dtype: torch.dtype, sm: int, assembly: bool, invariant: bool
+) -> None:
+    for most in (16, 2048):
+        schedule = new_schedule((1, most), sm=sm, invariant=invariant)
+        ATTENTIONS["paged_attention"](call_over("paged_attention", dtype), schedule)
+        assert {launch.constants["ASSEMBLY"] for launch in schedule.launches} == {assembly}
+
+
+def test_caches_of_other_dtypes_and_gpus_without_eight_bits_are_refused() -> None:
     for op in OVER_CACHES:
         for sm in (80, 86):
             with pytest.raises(Refused, match="a cache of f8e4m3, and kernels for it need sm_89 or newer"):
-                LOWERINGS[op](call(op, FLOAT8), new_schedule(sm=sm))
+                LOWERINGS[op](call_over(op, FLOAT8), new_schedule(sm=sm))
         with pytest.raises(Refused, match=r"dtypes differ: kv f16, (q|k) bf16"):
-            LOWERINGS[op](call(op, torch.float16), new_schedule())
+            LOWERINGS[op](call_over(op, torch.float16), new_schedule())

@@ -47,10 +47,9 @@ def without_assembly(constants: Mapping[str, Any]) -> dict[str, Any]:
     """The constants of a kernel for the device: the interpreter has no assembly."""
     if DEVICE != "cpu":
         return dict(constants)
-    return {
-        name: replace(value, assembly=False) if hasattr(value, "assembly") else value
-        for name, value in constants.items()
-    }
+    dropped = {"ASSEMBLY": False} if "ASSEMBLY" in constants else {}
+    groups = {name: replace(value, assembly=False) for name, value in constants.items() if hasattr(value, "assembly")}
+    return {**constants, **groups, **dropped}
 
 
 def run_schedule(

@@ -39,8 +39,6 @@ class Layout:
     The cache stores keys divided by `k_scale` and values divided by `v_scale`. `Scores.scale` already includes
     `k_scale`. With `per_token`, it stores a float32 scale for each of them, `key_scale` and `value_scale` bytes after
     the start of a key.
-
-    With `assembly`, kernels convert elements by instructions of compute capability 8.9.
     """
 
     page: int
@@ -53,7 +51,6 @@ class Layout:
     per_token: bool = False
     key_scale: int = 0
     value_scale: int = 0
-    assembly: bool = False
 
 
 @dataclass(frozen=True)

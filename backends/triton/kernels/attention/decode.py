@@ -211,6 +211,7 @@ def decode_attention(
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     HEAD: tl.constexpr,
     SPLITS: tl.constexpr,
     PREFIXES: tl.constexpr,
@@ -372,8 +373,8 @@ def decode_attention(
         if (item < first_items) & (split * SPLITS.chunk < end):
             total, weight_sum, peak = with_early(
                 total, weight_sum, peak, query, early_keys, early_values, early_key_scales, early_value_scales,
-                early_place < end, kv, CACHE, SCORES, PAIRS, row_slopes, own_place + tl.zeros((ROWS,), tl.int32),
-                early_place,
+                early_place < end, kv, CACHE, SCORES, PAIRS, ASSEMBLY, row_slopes,
+                own_place + tl.zeros((ROWS,), tl.int32), early_place,
             )  # fmt: skip
             begin += splits * SPLITS.chunk
     if begin < end:
@@ -381,7 +382,7 @@ def decode_attention(
         places = own_place + tl.zeros((ROWS,), tl.int32)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head, begin, end, splits * SPLITS.chunk,
-            SPLITS.chunk, "bidirectional", False, SCORES, CACHE, FORM, slopes=row_slopes,
+            SPLITS.chunk, "bidirectional", False, SCORES, CACHE, FORM, ASSEMBLY, slopes=row_slopes,
         )  # fmt: skip
 
     # The result.

@@ -123,6 +123,7 @@ def with_early(
     CACHE: tl.constexpr,
     SCORES: tl.constexpr,
     PAIRS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     slopes,
     query_places,
     places,
@@ -132,13 +133,13 @@ def with_early(
     They are results of `early_chunk`, from `kv`, and `early_scales`.
     Return the new state (total, weight_sum, peak). `inside` [N] masks the positions of the context. `slopes` [M] are
     ALiBi slopes (`slopes_of`), or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
-    keys.
+    keys. ASSEMBLY is that of `as_computed`.
     """
     GIVEN: tl.constexpr = query.dtype
     query_scales = query_scales_of(query, None, kv)
     query = as_multiplied(query, query_scales)
     VALUES: tl.constexpr = values_dtype(GIVEN, query.dtype, CACHE)
-    keys = as_computed(keys, query.dtype, CACHE.assembly)
+    keys = as_computed(keys, query.dtype, ASSEMBLY)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     seen = inside[None, :]
     # Values past the end may be NaN, and zero times NaN is NaN.
@@ -148,12 +149,12 @@ def with_early(
         first_total, second_total = halves(total)
         values = tl.where(inside[:, None], values, 0)
         first_total, second_total, weight_sum, peak = weighed_pairs(
-            scores, values, first_total, second_total, weight_sum, peak, seen, kv, CACHE, SCORES, slopes, query_places,
-            places, key_scales, value_scales, query_scales,
+            scores, values, first_total, second_total, weight_sum, peak, seen, kv, ASSEMBLY, SCORES, slopes,
+            query_places, places, key_scales, value_scales, query_scales,
         )  # fmt: skip
         total = joined(first_total, second_total)
     else:
-        values = tl.where(inside[:, None], as_computed(values, VALUES, CACHE.assembly), 0.0)
+        values = tl.where(inside[:, None], as_computed(values, VALUES, ASSEMBLY), 0.0)
         total, weight_sum, peak = weighed(
             scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales,
             value_scales, query_scales,

@@ -109,6 +109,7 @@ def invariant_attention(
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -194,7 +195,7 @@ def invariant_attention(
         part, part_sum, part_peak = attended(
             part, part_sum, part_peak, query, query_tail, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            BLOCK_N, MASK, True, SCORES, CACHE, FORM, slopes=row_slopes,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM, ASSEMBLY, slopes=row_slopes,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)

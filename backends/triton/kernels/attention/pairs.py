@@ -119,7 +119,7 @@ def weighed_pairs(
     peak,
     seen,
     kv,
-    CACHE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     SCORES: tl.constexpr,
     slopes=None,
     query_places=None,
@@ -136,7 +136,7 @@ def weighed_pairs(
     Weights are multiplied by `value_scales` relative to the largest of the N. Rounding to f16 then moves a result by
     less than rounding to bf16 would, as long as the largest is below 10^5 times the scales that matter.
     """
-    first, second = pairs_of(words, kv, CACHE.assembly)
+    first, second = pairs_of(words, kv, ASSEMBLY)
     weights, shrunk, weight_sum, peak = softmax_step(
         scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
     )

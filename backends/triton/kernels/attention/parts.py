@@ -186,6 +186,7 @@ def attended(
     SCORES: tl.constexpr,
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     ancestors=None,
     cached=0,
     slopes=None,
@@ -200,7 +201,7 @@ def attended(
 
     MASK names the attention mask. AHEAD must be true if some of these positions may be after a row's own. `ancestors`
     [M] are bit sets of draft-tree ancestors (`seen_in_tree`), or None; bit 0 is position `cached`. `slopes` [M] are
-    ALiBi slopes (`slopes_of`), or None.
+    ALiBi slopes (`slopes_of`), or None. ASSEMBLY is that of `as_computed`.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -218,12 +219,12 @@ def attended(
         inside = place < end
         rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), CACHE)
         held = inside[:, None] & (d < FORM.dim)[None, :]
-        keys = as_computed(tl.load(rows[:, None] + d[None, :], mask=held, other=0.0), query.dtype, CACHE.assembly)
+        keys = as_computed(tl.load(rows[:, None] + d[None, :], mask=held, other=0.0), query.dtype, ASSEMBLY)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if FORM.tail > 0:
             t = FORM.block + tl.arange(0, FORM.tail)
             ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < FORM.dim)[None, :], other=0.0)
-            ends = as_computed(ends, query.dtype, CACHE.assembly)
+            ends = as_computed(ends, query.dtype, ASSEMBLY)
             scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         if ancestors is not None:
@@ -231,17 +232,17 @@ def attended(
         if PAIRS:
             words = load_pairs(kv, pages, place, inside, cached_head(head, FORM), CACHE, FORM)
             first_total, second_total, weight_sum, peak = weighed_pairs(
-                scores, words, first_total, second_total, weight_sum, peak, seen, kv, CACHE, SCORES, slopes,
+                scores, words, first_total, second_total, weight_sum, peak, seen, kv, ASSEMBLY, SCORES, slopes,
                 query_places, place, key_scales_of(rows, inside, CACHE), value_scales_of(rows, inside, CACHE),
                 query_scales,
             )  # fmt: skip
         else:
             if FORM.same:
-                values = as_computed(keys, VALUES, CACHE.assembly)
+                values = as_computed(keys, VALUES, ASSEMBLY)
             else:
                 held = inside[:, None] & (e < FORM.value_dim)[None, :]
                 values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
-                values = as_computed(values, VALUES, CACHE.assembly)
+                values = as_computed(values, VALUES, ASSEMBLY)
             total, weight_sum, peak = weighed(
                 scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place,
                 key_scales_of(rows, inside, CACHE), value_scales_of(rows, inside, CACHE), query_scales,

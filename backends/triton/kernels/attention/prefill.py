@@ -51,6 +51,7 @@ def prefill_attention(
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEAST: tl.constexpr,
@@ -116,11 +117,11 @@ def prefill_attention(
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, low, middle, BLOCK_N,
-            BLOCK_N, MASK, False, SCORES, CACHE, FORM, slopes=row_slopes,
+            BLOCK_N, MASK, False, SCORES, CACHE, FORM, ASSEMBLY, slopes=row_slopes,
         )  # fmt: skip
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
-            BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached, row_slopes,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM, ASSEMBLY, bits, cached, row_slopes,
         )  # fmt: skip
         store_rows(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse, CACHE), weight_sum, peak, FORM)
         item += tl.num_programs(1)

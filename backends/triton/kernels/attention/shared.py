@@ -92,6 +92,7 @@ def shared_attention(
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     HEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -147,7 +148,7 @@ def shared_attention(
     total, weight_sum, peak = attended(
         total, weight_sum, peak, query, None, places, kv, page_table + leader.to(tl.int64) * width, head,
         split * each, tl.minimum((split + 1) * each, length), BLOCK_N,
-        BLOCK_N, "bidirectional", False, SCORES, CACHE, FORM, slopes=row_slopes,
+        BLOCK_N, "bidirectional", False, SCORES, CACHE, FORM, ASSEMBLY, slopes=row_slopes,
     )  # fmt: skip
     row = ((sequence * FORM.kv_heads + head).to(tl.int64) * PREFIXES.most + split) * FORM.group + nth % FORM.group
     tl.store(

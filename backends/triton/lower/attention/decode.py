@@ -109,6 +109,7 @@ def _launch(
         head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
     constants = {
         **attention.constants,
+        "ASSEMBLY": attention.assembly,
         "HEAD": head,
         "SPLITS": Splits(
             chunk=tiles.keys,

@@ -61,6 +61,7 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         },
         {
             **attention.constants,
+            "ASSEMBLY": attention.assembly,
             "TILE_TOKENS": tile_tokens,
             "BLOCK_N": tiles.keys,
             "SPLIT": SPLIT,

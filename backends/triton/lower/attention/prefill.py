@@ -43,6 +43,7 @@ def schedule_prefill(
         {"out": out, "lse": lse, "ancestors": ancestors, **attention.arguments},
         {
             **attention.constants,
+            "ASSEMBLY": attention.assembly,
             "BLOCK_M": rows,
             "BLOCK_N": keys,
             "LEAST": least,

@@ -33,7 +33,7 @@ class Attention:
     `cache` has the heads and the memory layout of the KV cache. `fed` has the strides of q, k and v. `form` has the
     head and tile sizes, and `scores` the scale, mask and soft cap. `itemsize` is the bytes of an element of q. `tokens`
     and `sequences` are the sizes of the dims T and B. `arguments` are the run-time arguments that all kernels take, by
-    name.
+    name. `assembly` says whether kernels convert elements of an 8-bit cache by instructions of compute capability 8.9.
     """
 
     cache: Cache
@@ -44,6 +44,7 @@ class Attention:
     tokens: Expr
     sequences: Expr
     arguments: dict[str, "Value | Expr | None"]
+    assembly: bool
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -134,8 +135,6 @@ def attention_of(call: Call, sm: int) -> Attention:
     """
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")
-    if is_narrow(call.value("kv").type.dtype):
-        cache = replace(cache, layout=replace(cache.layout, assembly=sm in FEATURES["fp8"]))
     form = _form_of(call, cache)
     names = ("kv", "q", "page_table", "q_starts", "q_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
@@ -149,4 +148,5 @@ def attention_of(call: Call, sm: int) -> Attention:
         "width": call.value("page_table").type.shape[1],
     }
     itemsize = call.value("q").type.dtype.itemsize
-    return Attention(cache, fed_of(call), form, scores_of(call), itemsize, tokens, sequences, arguments)
+    assembly = is_narrow(call.value("kv").type.dtype) and sm in FEATURES["fp8"]
+    return Attention(cache, fed_of(call), form, scores_of(call), itemsize, tokens, sequences, arguments, assembly)

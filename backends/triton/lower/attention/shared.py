@@ -115,6 +115,7 @@ def schedule_shared(
         },
         {
             **attention.constants,
+            "ASSEMBLY": attention.assembly,
             "HEAD": head,
             "BLOCK_M": block,
             "BLOCK_N": 16 if wide else _keys(block, attention.form.block),
