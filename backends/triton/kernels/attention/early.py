@@ -14,7 +14,7 @@ from ingot.backends.triton.kernels.attention.cache_dtype import (
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.pairs import halves, joined, load_pairs, weighed_pairs
-from ingot.backends.triton.kernels.attention.softmax import weighed
+from ingot.backends.triton.kernels.attention.softmax import Operands, weighed
 from ingot.backends.triton.kernels.rope import angles
 
 
@@ -145,20 +145,20 @@ def with_early(
     # Values past the end may be NaN, and zero times NaN is NaN.
     if value_scales is not None:
         value_scales = tl.where(inside, value_scales, 0.0)
+    operands = Operands(
+        slopes=slopes, query_places=query_places, places=places, query_scales=query_scales, key_scales=key_scales,
+        value_scales=value_scales,
+    )  # fmt: skip
     if PAIRS:
         first_total, second_total = halves(total)
         values = tl.where(inside[:, None], values, 0)
         first_total, second_total, weight_sum, peak = weighed_pairs(
-            scores, values, first_total, second_total, weight_sum, peak, seen, kv, ASSEMBLY, SCORES, slopes,
-            query_places, places, key_scales, value_scales, query_scales,
-        )  # fmt: skip
+            scores, values, first_total, second_total, weight_sum, peak, seen, kv, operands, SCORES, ASSEMBLY
+        )
         total = joined(first_total, second_total)
     else:
         values = tl.where(inside[:, None], as_computed(values, VALUES, ASSEMBLY), 0.0)
-        total, weight_sum, peak = weighed(
-            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales,
-            value_scales, query_scales,
-        )  # fmt: skip
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, operands, SCORES)
     return total, weight_sum, peak
 
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from ingot.backends.triton.kernels.attention.cache_dtype import as_cached, as_computed, row_scales, store_scales
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.parts import seen_by
-from ingot.backends.triton.kernels.attention.softmax import weighed
+from ingot.backends.triton.kernels.attention.softmax import Operands, weighed
 from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared, turned, with_partners
 
 
@@ -121,10 +121,8 @@ def with_fed(
     itself = tl.arange(0, group_rows(FORM)) == 0
     own_key, own_value = as_computed(new_key, query.dtype), as_computed(new_value, query.dtype)
     own_score = tl.dot(query, tl.trans(own_key), input_precision="ieee")
-    total, weight_sum, peak = weighed(
-        own_score, own_value, total, weight_sum, peak, itself[None, :], SCORES, key_scales=key_scale,
-        value_scales=value_scale,
-    )  # fmt: skip
+    operands = Operands(key_scales=key_scale, value_scales=value_scale)
+    total, weight_sum, peak = weighed(own_score, own_value, total, weight_sum, peak, itself[None, :], operands, SCORES)
     # Then the earlier tokens of its sequence in this step.
     for start in tl.range(0, nth, 16, num_stages=1):
         fed = start + tl.arange(0, 16)
@@ -142,8 +140,9 @@ def with_fed(
         value_scales = row_scales(values, kv, CACHE)
         values = as_computed(as_cached(values, kv, CACHE.v_scale, value_scales), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        total, weight_sum, peak = weighed(
-            scores, values, total, weight_sum, peak, seen[None, :], SCORES,
-            slopes, nth + tl.zeros((query.shape[0],), tl.int32), fed, key_scales, value_scales,
+        fed_operands = Operands(
+            slopes=slopes, query_places=nth + tl.zeros((query.shape[0],), tl.int32), places=fed, key_scales=key_scales,
+            value_scales=value_scales,
         )  # fmt: skip
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen[None, :], fed_operands, SCORES)
     return total, weight_sum, peak

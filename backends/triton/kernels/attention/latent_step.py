@@ -21,7 +21,7 @@ from ingot.backends.triton.kernels.attention.parts import (
     store_unowned,
     unowned,
 )
-from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, weighed
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, Operands, weighed
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _joined(
             seen = seen & (place[None, :] <= query_places[:, None])
         held = inside[:, None] & (e < FORM.value_dim)[None, :]
         values = tl.load(v + row * FED.v.token + e[None, :], mask=held, other=0.0)
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, Operands(), SCORES)
     return total, weight_sum, peak
 
 

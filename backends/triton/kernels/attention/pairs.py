@@ -119,14 +119,9 @@ def weighed_pairs(
     peak,
     seen,
     kv,
-    ASSEMBLY: tl.constexpr,
+    operands,
     SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    value_scales=None,
-    query_scales=None,
+    ASSEMBLY: tl.constexpr,
 ):
     """Add N keys to the state of M query rows as `weighed` does, with values that are pairs of 8-bit elements.
 
@@ -137,16 +132,15 @@ def weighed_pairs(
     less than rounding to bf16 would, as long as the largest is below 10^5 times the scales that matter.
     """
     first, second = pairs_of(words, kv, ASSEMBLY)
-    weights, shrunk, weight_sum, peak = softmax_step(
-        scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
-    )
-    if value_scales is None:
+    weights, shrunk, weight_sum, peak = softmax_step(scores, weight_sum, peak, seen, operands, SCORES)
+    if operands.value_scales is None:
         weights = weights.to(tl.float16)
         first_total = tl.dot(weights, first, first_total * shrunk[:, None])
         second_total = tl.dot(weights, second, second_total * shrunk[:, None])
     else:
-        most = tl.maximum(tl.max(value_scales, 0), LEAST_SCALE)  # positions that are masked out have scale 0
-        weights = (weights * (value_scales / most)[None, :]).to(tl.float16)
+        # Positions that are masked out have scale 0.
+        most = tl.maximum(tl.max(operands.value_scales, 0), LEAST_SCALE)
+        weights = (weights * (operands.value_scales / most)[None, :]).to(tl.float16)
         first_total = first_total * shrunk[:, None] + tl.dot(weights, first) * most
         second_total = second_total * shrunk[:, None] + tl.dot(weights, second) * most
     return first_total, second_total, weight_sum, peak

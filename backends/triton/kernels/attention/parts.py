@@ -18,7 +18,7 @@ from ingot.backends.triton.kernels.attention.cache_dtype import (
 )
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.pairs import halves, has_pairs, joined, load_pairs, weighed_pairs
-from ingot.backends.triton.kernels.attention.softmax import log_sum_exp, weighed
+from ingot.backends.triton.kernels.attention.softmax import Operands, log_sum_exp, weighed
 
 
 @triton.constexpr_function
@@ -230,23 +230,23 @@ def attended(
         if ancestors is not None:
             seen = seen_in_tree(seen, ancestors[:, None], (place - cached)[None, :])
         if PAIRS:
-            words = load_pairs(kv, pages, place, inside, cached_head(head, FORM), CACHE, FORM)
-            first_total, second_total, weight_sum, peak = weighed_pairs(
-                scores, words, first_total, second_total, weight_sum, peak, seen, kv, ASSEMBLY, SCORES, slopes,
-                query_places, place, key_scales_of(rows, inside, CACHE), value_scales_of(rows, inside, CACHE),
-                query_scales,
-            )  # fmt: skip
+            values = load_pairs(kv, pages, place, inside, cached_head(head, FORM), CACHE, FORM)
+        elif FORM.same:
+            values = as_computed(keys, VALUES, ASSEMBLY)
         else:
-            if FORM.same:
-                values = as_computed(keys, VALUES, ASSEMBLY)
-            else:
-                held = inside[:, None] & (e < FORM.value_dim)[None, :]
-                values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
-                values = as_computed(values, VALUES, ASSEMBLY)
-            total, weight_sum, peak = weighed(
-                scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place,
-                key_scales_of(rows, inside, CACHE), value_scales_of(rows, inside, CACHE), query_scales,
-            )  # fmt: skip
+            held = inside[:, None] & (e < FORM.value_dim)[None, :]
+            values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
+            values = as_computed(values, VALUES, ASSEMBLY)
+        operands = Operands(
+            slopes=slopes, query_places=query_places, places=place, query_scales=query_scales,
+            key_scales=key_scales_of(rows, inside, CACHE), value_scales=value_scales_of(rows, inside, CACHE),
+        )  # fmt: skip
+        if PAIRS:
+            first_total, second_total, weight_sum, peak = weighed_pairs(
+                scores, values, first_total, second_total, weight_sum, peak, seen, kv, operands, SCORES, ASSEMBLY
+            )
+        else:
+            total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, operands, SCORES)
     if PAIRS:
         total = joined(first_total, second_total)
     return total, weight_sum, peak

@@ -4,12 +4,29 @@ The state of a query row covers the keys added so far: `total` is the weighted s
 weights, `peak` the largest score. Weights are relative to the peak.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 # The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
 LOWEST = tl.constexpr(-1.0e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Operands(NamedTuple):
+    """The inputs of a softmax step besides scores, values and masks, for M query rows and N keys. None: it has no such.
+
+    Slopes need both positions. Scales multiply queries, keys and values. Callers name the fields, because Triton does
+    not hash their order.
+    """
+
+    slopes: tl.tensor | None = None  # [M]: ALiBi slopes (`slopes_of`)
+    query_places: tl.tensor | None = None  # [M]: positions of the rows
+    places: tl.tensor | None = None  # [N]: positions of the keys
+    query_scales: tl.tensor | None = None  # [M]
+    key_scales: tl.tensor | None = None  # [N]
+    value_scales: tl.tensor | None = None  # [N]
 
 
 @triton.jit
@@ -59,26 +76,16 @@ def slopes_of(slopes, heads, held):
 
 
 @triton.jit
-def softmax_step(
-    scores,
-    weight_sum,
-    peak,
-    seen,
-    SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    query_scales=None,
-):
+def softmax_step(scores, weight_sum, peak, seen, operands, SCORES: tl.constexpr):
     """Add the scores of N keys to the sums of M query rows. Return (weights, shrunk, weight_sum, peak).
 
     `weights` [M, N] multiply the values of these keys, and `shrunk` [M] the weighted sum of values so far. The other
     arguments are those of `weighed`.
     """
-    if key_scales is not None:
-        scores = scores * key_scales[None, :]
-    scores = by_distance(in_base_two(scores, query_scales, SCORES), slopes, query_places, places)
+    if operands.key_scales is not None:
+        scores = scores * operands.key_scales[None, :]
+    scores = in_base_two(scores, operands.query_scales, SCORES)
+    scores = by_distance(scores, operands.slopes, operands.query_places, operands.places)
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
@@ -88,42 +95,20 @@ def softmax_step(
 
 
 @triton.jit
-def weighed(
-    scores,
-    values,
-    total,
-    weight_sum,
-    peak,
-    seen,
-    SCORES: tl.constexpr,
-    slopes=None,
-    query_places=None,
-    places=None,
-    key_scales=None,
-    value_scales=None,
-    query_scales=None,
-):
+def weighed(scores, values, total, weight_sum, peak, seen, operands, SCORES: tl.constexpr):
     """Add N keys to the online-softmax state of M query rows, and return the new state.
 
     The state is (`total`, `weight_sum`, `peak`): the weighted sum of values, the sum of weights, the largest score.
     `scores` [M, N] are the dot products of q and keys, before scaling. `values` [N, D] belong to these keys, and `seen`
-    [M, N] masks keys.
-
-    `slopes` [M] are ALiBi slopes, or None. Slopes need positions: `query_places` [M] of the rows, `places` [N] of the
-    keys.
-
-    `key_scales` [N], `value_scales` [N] and `query_scales` [M] multiply keys, values and queries. None means that
-    nothing does.
+    [M, N] masks keys. `operands` are `Operands`.
     """
-    weights, shrunk, weight_sum, peak = softmax_step(
-        scores, weight_sum, peak, seen, SCORES, slopes, query_places, places, key_scales, query_scales
-    )
-    if value_scales is not None:
+    weights, shrunk, weight_sum, peak = softmax_step(scores, weight_sum, peak, seen, operands, SCORES)
+    if operands.value_scales is not None:
         if values.dtype == tl.float16:
             # Products of weights and scales may be too small for float16, while scaled values never are.
-            values = (values.to(tl.float32) * value_scales[:, None]).to(tl.float16)
+            values = (values.to(tl.float32) * operands.value_scales[:, None]).to(tl.float16)
         else:
-            weights = weights * value_scales[None, :]
+            weights = weights * operands.value_scales[None, :]
     total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
     return total, weight_sum, peak
 

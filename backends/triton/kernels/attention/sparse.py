@@ -25,7 +25,7 @@ from ingot.backends.triton.kernels.attention.parts import (
     store_unowned,
     tail_of,
 )
-from ingot.backends.triton.kernels.attention.softmax import LOWEST, mean_of, weighed
+from ingot.backends.triton.kernels.attention.softmax import LOWEST, Operands, mean_of, weighed
 from ingot.backends.triton.kernels.attention.splits import merge_splits, owner_of, store_split
 
 
@@ -73,12 +73,10 @@ def _attended(
             held = inside[:, None] & (e < FORM.value_dim)[None, :]
             values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
             values = as_computed(values, query.dtype)
-        key_scales = key_scales_of(rows, inside, CACHE)
-        value_scales = value_scales_of(rows, inside, CACHE)
-        total, weight_sum, peak = weighed(
-            scores, values, total, weight_sum, peak, inside[None, :], SCORES, key_scales=key_scales,
-            value_scales=value_scales,
-        )  # fmt: skip
+        operands = Operands(
+            key_scales=key_scales_of(rows, inside, CACHE), value_scales=value_scales_of(rows, inside, CACHE)
+        )
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], operands, SCORES)
     return total, weight_sum, peak
 
 

@@ -24,7 +24,7 @@ from ingot.backends.triton.kernels.attention.parts import (
     store_unowned,
     unowned,
 )
-from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, slopes_of, weighed
+from ingot.backends.triton.kernels.attention.softmax import LOG2_E, LOWEST, Operands, slopes_of, weighed
 
 
 @triton.jit
@@ -62,9 +62,8 @@ def _joined(
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         values = tl.load(v + row * FED.v.token + d[None, :], mask=held, other=0.0)
-        total, weight_sum, peak = weighed(
-            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place
-        )
+        operands = Operands(slopes=slopes, query_places=query_places, places=place)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, operands, SCORES)
     return total, weight_sum, peak
 
 
