@@ -6,6 +6,8 @@ If both are the same dtype, these functions add no machine code.
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.conversions import i8_as_f16
+
 # The largest numbers of caches in f8e4m3 and i8 (`HIGHEST` of `ingot.ir.cache.dtype`).
 _MOST_F8 = tl.constexpr(448.0)
 _MOST_I8 = tl.constexpr(127.0)
@@ -115,25 +117,7 @@ def as_computed(x, dtype: tl.constexpr, ASSEMBLY: tl.constexpr = False):
     ASSEMBLY says whether the target is a GPU that converts f8e4m3.
     """
     if ASSEMBLY and x.dtype == tl.int8 and dtype == tl.float16:
-        # A number x of i8, with its sign bit inverted, is x + 128. 0x6400 | that is 1024 + 128 + x in f16.
-        x = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 a, bias;
-            mov.b32 bias, 0x64806480;
-            xor.b32 a, $2, 0x80808080;
-            prmt.b32 $0, a, 0x64646464, 0x4140;
-            prmt.b32 $1, a, 0x64646464, 0x4342;
-            sub.rn.f16x2 $0, $0, bias;
-            sub.rn.f16x2 $1, $1, bias;
-            }
-            """,
-            "=&r,=&r,r",
-            [x],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=4,
-        )
+        x = i8_as_f16(x)
     elif x.dtype != dtype:
         x = x.to(dtype)
     return x

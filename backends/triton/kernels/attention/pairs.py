@@ -12,6 +12,7 @@ import triton.language as tl
 from ingot.backends.triton.kernels.attention.addresses import rows_of
 from ingot.backends.triton.kernels.attention.cache_dtype import LEAST_SCALE
 from ingot.backends.triton.kernels.attention.softmax import softmax_step
+from ingot.backends.triton.kernels.conversions import f8_pairs_as_f16, i8_pairs_as_f16
 
 # Triton multiplies tiles of 64 rows and more by `wgmma` for compute capability 9.0. Pairs would also need a `wgmma` for
 # each half there, and ptxas 12.8, which Triton 3.6 brings, computes wrong descriptors for the second one: it reads a
@@ -62,50 +63,14 @@ def pairs_of(words, kv, ASSEMBLY: tl.constexpr):
     `words` i16[N, D / 2] has a pair in each word. Tensor cores load words of 16 bits with their rows and columns
     swapped, but not bytes.
     """
-    if kv.dtype.element_ty == tl.int8:
-        if ASSEMBLY:
-            # A number x of i8, with its sign bit inverted, is x + 128. 0x6400 | that is 1024 + 128 + x in f16.
-            return tl.inline_asm_elementwise(
-                """
-                {
-                .reg .b32 a, first, second, bias;
-                mov.b32 bias, 0x64806480;
-                xor.b32 a, $2, 0x80808080;
-                prmt.b32 first, a, 0x64646464, 0x4240;
-                prmt.b32 second, a, 0x64646464, 0x4341;
-                sub.rn.f16x2 $0, first, bias;
-                sub.rn.f16x2 $1, second, bias;
-                }
-                """,
-                "=r,=r,r",
-                [words],
-                dtype=(tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
-        else:
-            return words.to(tl.int8).to(tl.float16), (words >> 8).to(tl.int8).to(tl.float16)
+    element: tl.constexpr = kv.dtype.element_ty
+    if ASSEMBLY and element == tl.int8:
+        return i8_pairs_as_f16(words)
     elif ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 a;
-            .reg .b16 first, second;
-            prmt.b32 a, $2, 0, 0x3120;
-            mov.b32 {first, second}, a;
-            cvt.rn.f16x2.e4m3x2 $0, first;
-            cvt.rn.f16x2.e4m3x2 $1, second;
-            }
-            """,
-            "=r,=r,r",
-            [words],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
+        return f8_pairs_as_f16(words)
     else:
-        first = words.to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
-        second = (words >> 8).to(tl.int8).to(kv.dtype.element_ty, bitcast=True)
+        first = words.to(tl.int8).to(element, bitcast=True)
+        second = (words >> 8).to(tl.int8).to(element, bitcast=True)
         return first.to(tl.float16), second.to(tl.float16)
 
 

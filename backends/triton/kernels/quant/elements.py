@@ -2,10 +2,8 @@
 
 Every conversion is exact. The instructions are those of compute capability 9.0, on two numbers of 16 bits at a time:
 
-- f8e4m3 becomes f16 by one instruction. Two f16 become bf16 by way of f32.
-- i8 becomes bf16 by its bits: 0x4300 is 128 with a unit in the last place of 1, so 0x4300 | low 7 bits is 128 + the
-  seven bits. The eighth bit means -128; 0x4300 | that bit is 128, or 256 where the bit is set.
-- Four bits are in the same way 128 + q in bf16, and 1024 + q in f16 (0x6400).
+- Elements of eight bits are converted as in `ingot.backends.triton.kernels.conversions`.
+- Four bits are in the same way 128 + q in bf16 (0x4300), and 1024 + q in f16 (0x6400).
 - f4e2m1 has a sign and the bits of a bf16 or f16 with a small exponent, also of its subnormal 0.5. A multiplication by
   a power of two makes it the number.
 
@@ -15,6 +13,8 @@ Other dtypes and devices use Triton's conversions.
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.conversions import f8_as_bf16, i8_as_bf16
+
 
 @triton.jit
 def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
@@ -22,43 +22,9 @@ def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     if stored.dtype == DTYPE:
         return stored
     elif ELEMENTS.assembly and ELEMENTS.element == "f8e4m3" and tl.bfloat16 == DTYPE:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b16 a, b;
-            .reg .b32 h, e, f;
-            cvt.rn.f16x2.e4m3x2 h, $1;
-            mov.b32 {a, b}, h;
-            cvt.f32.f16 e, a;
-            cvt.f32.f16 f, b;
-            cvt.rn.bf16x2.f32 $0, f, e;
-            }
-            """,
-            "=r,h",
-            [stored],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
+        return f8_as_bf16(stored)
     elif ELEMENTS.assembly and ELEMENTS.element == "i8" and tl.bfloat16 == DTYPE:
-        # 0xea is the truth table of (a & b) | c.
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 a, low, sign;
-            cvt.u32.u16 a, $1;
-            prmt.b32 a, a, 0, 0x4140;
-            lop3.b32 low, a, 0x007f007f, 0x43004300, 0xea;
-            lop3.b32 sign, a, 0x00800080, 0x43004300, 0xea;
-            sub.rn.bf16x2 $0, low, sign;
-            }
-            """,
-            "=r,h",
-            [stored],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
+        return i8_as_bf16(stored)
     else:
         return stored.to(DTYPE)
 
