@@ -93,8 +93,9 @@ def weighed_pairs(
     `words` i16[N, D / 2] are results of `load_pairs` from `kv`. `first_total` and `second_total` are the `halves` of
     the weighted sum of values. Return (first_total, second_total, weight_sum, peak).
 
-    Weights are multiplied by `value_scales` relative to the largest of the N. Rounding to f16 then moves a result by
-    less than rounding to bf16 would, as long as the largest is below 10^5 times the scales that matter.
+    Weights are multiplied by `value_scales` relative to the largest of the N. Rounding to f16 then errs less than
+    rounding to bf16 if the largest is up to 4096 times the scales that matter, and more from 2^15 times on. A test
+    measures it (tests/backends/triton/test_pairs.py).
     """
     first, second = pairs_of(words, kv, ASSEMBLY)
     weights, shrunk, weight_sum, peak = softmax_step(scores, weight_sum, peak, seen, operands, SCORES)
