@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from process_samples import children_memory
-from random_checkpoint import write_checkpoint
+from random_checkpoint import with_layers, write_checkpoint
 from results import Figure, add_json_option, report
 
 from ingot.bench.children import ChildError, run_command
@@ -87,7 +87,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
             output, what = work / "again.ingot", "all layers, executables from the cache"
             return _compile(options.checkpoint, output, work / "cache", extra, timeout, "compile_cached", what)
         config = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))
-        few = write_checkpoint(work / "few", {**config, "num_hidden_layers": options.layers})
+        few = write_checkpoint(work / "few", with_layers(config, options.layers))
         what = f"{options.layers} layers"
         return _compile(few, work / "few.ingot", work / "few-cache", extra, timeout, "compile_few", what)
     finally:

@@ -70,6 +70,12 @@ def lengths_of(batch: int) -> Lengths:
     return Lengths(640, 128, 3) if batch == 1 else Lengths(320, 64, 2)
 
 
+def draw_prompts(vocab: int, batch: int, draw: random.Random | None = None) -> Prompts:
+    """Return `batch` random prompts of token ids below `vocab`. Without `draw`, they are the first of a measurement."""
+    draw = random.Random(batch) if draw is None else draw
+    return [[draw.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+
+
 def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths) -> Decoded:
     """Time `generate` on `batch` random prompts, with long and with short outputs.
 
@@ -79,7 +85,7 @@ def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths)
     draw = random.Random(batch)
 
     def seconds(count: int) -> float:
-        prompts = [[draw.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+        prompts = draw_prompts(vocab, batch, draw)
         begin = time.perf_counter()
         generate(prompts, count)
         return time.perf_counter() - begin

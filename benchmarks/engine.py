@@ -19,12 +19,11 @@ def device_of(artifact: Path) -> str:
     return str(open_artifact(artifact, verify=False).manifest.target["device"])
 
 
-def ingot_generate(artifact: Path) -> Generate:
+def generate_with(llm: LLM) -> Generate:
     """Return a function that generates with Ingot's `LLM`.
 
     It decodes greedily, ignores end tokens and does not detokenize.
     """
-    llm = LLM(artifact)
 
     def generate(prompts: Prompts, count: int) -> object:
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)

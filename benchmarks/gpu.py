@@ -1,7 +1,7 @@
 """Measure everything for one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
     python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
-        [--site FOLDER] [--format int4_g128] [--name NAME] [--revision COMMIT]
+        [--site FOLDER] [--format int4_g128] [--checkpoints FOLDER] [--name NAME] [--revision COMMIT]
 
 checkpoint     random weights of the shape, unless --work has them already
 compile        compile-model with empty caches                                    compile_time.py
@@ -16,8 +16,9 @@ A failed part is recorded as missing with its reason, and the next one begins. T
 that an interrupted call keeps its measurements. A later call with the same --work adds to it, if commit and packages
 are the same. So does a call for another peer or another version of it: `--only checkpoint,peer --peer sglang --site
 FOLDER`. A peer is measured with the loads of serve, unless `--skip` names serve, and its starts if cold_start is
-measured. With --format, linears of the checkpoint are quantized (quantized_weights.py), and the peer reads it too; else
-it makes its own weights.
+measured. With --format, linears of the checkpoint are quantized (quantized_weights.py), and the peer reads it too, as
+that of a mixture of experts (mixtures.py), whose weights decide the experts that a step reads; else it makes its own
+weights. `--checkpoints /dev/shm` keeps a large checkpoint in memory, and a disk has room for the artifact.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compile_time import depth_ratio
+from mixtures import MIXTURES
 from peers import PEERS
 from quantized_weights import FORMATS
 from random_checkpoint import SHAPES
@@ -57,9 +59,10 @@ class Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--shape", choices=(*SHAPES, *MIXTURES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-gpu"), help="folder for checkpoint and artifact")
+    parser.add_argument("--checkpoints", type=Path, help="folder for the checkpoint; not given: that of --work")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--skip", type=part_names, default=(), help="parts to leave out, separated by commas")
     chosen.add_argument("--only", type=part_names, default=PARTS, help="parts to measure, separated by commas")
@@ -114,10 +117,14 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 
 
 def work_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of a model shape within --work. It holds the checkpoint, artifact, caches and intermediate
-    result."""
-    folder: Path = options.work / "-".join(filter(None, (options.shape, options.format)))
+    """Return the folder of a model shape within --work. It holds the artifact, caches and intermediate result, and the
+    checkpoint unless --checkpoints names another folder."""
+    folder: Path = options.work / model_name(options)
     return folder
+
+
+def model_name(options: argparse.Namespace) -> str:
+    return "-".join(filter(None, (options.shape, options.format)))
 
 
 def name_of(options: argparse.Namespace) -> str:
@@ -151,14 +158,15 @@ def check_commands() -> None:
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
     """Yield the name and the command line of each part of the benchmark, in the order of PARTS."""
     work = work_folder(options)
-    checkpoint, artifact = work / "checkpoint", work / "model.ingot"
+    artifact = work / "model.ingot"
+    checkpoint = (options.checkpoints / model_name(options) if options.checkpoints else work) / "checkpoint"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
     site = ["--site", options.site] if options.site else []
     load = shlex.split(options.load)
     serving = ["--no-serve"] if "serve" in options.skip else load
     starts = [] if "cold_start" in asked_parts(options) else ["--one-start"]
     drawn = ["--format", options.format] if options.format else []
-    read = ["--load-format", "auto"] if options.format else []
+    read = ["--load-format", "auto"] if options.format or options.shape in MIXTURES else []
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, *drawn, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]

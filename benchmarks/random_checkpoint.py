@@ -4,8 +4,9 @@
 
 OUT gets config.json and bfloat16 safetensors of at most 5 GB each, and with `--tokenizer` a tokenizer of random words.
 With `--format`, linears are quantized as checkpoints on the hub store them (quantized_weights.py).
-Its tensors are those of transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape
-are then written as fast as the disk allows.
+Its tensors are those of the published checkpoint. Weights are drawn on the GPU if there is one: the 16 GB of the 8B
+shape are then written as fast as the disk allows. Mixtures of experts (mixtures.py) are in files of at most 2 GB, since
+more of them are written at once.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quantized_weights import FORMATS, QUANTIZATION_CONFIGS, is_quantized, quantized
+from mixtures import MIXTURES, deviation, is_mixture, stored_shapes
+from quantized_weights import FORMATS, QUANTIZATION_CONFIGS, format_of, is_quantized, quantized
 from random_tokenizer import write_tokenizer
 from safetensors.torch import save_file
 
@@ -27,7 +29,10 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 
 _SHARD_BYTES = 5 * 10**9
 _ITEM_BYTES = 2  # of bfloat16
-_WRITERS = 4  # files written at once; their memory is four times _SHARD_BYTES, and a copy of that
+_WRITERS = 4  # files written at once; their memory is four times _SHARD_BYTES
+# Of mixtures. A thread of its own copies each file's weights from the GPU and into the file, which takes longer than to
+# draw them. The memory is 24 GB, next to the 61 GB of Qwen3 30B-A3B if OUT is in memory too.
+_MIXTURE_SHARD_BYTES, _MIXTURE_WRITERS = 2 * 10**9, 12
 
 # The rotation is Llama 3's, without the scaling of 3.1 and 3.2: the tables cost the same to read.
 _LLAMA = {
@@ -185,12 +190,22 @@ FAMILIES: Mapping[str, Config] = {
 def config_of(shape: str, **changes: Any) -> Config:
     """Return the content of config.json for a model shape, such as "8b". `changes` maps names of fields to other
     values."""
-    return {**{**SHAPES, **FAMILIES}[shape], **changes}
+    return {**{**SHAPES, **FAMILIES, **MIXTURES}[shape], **changes}
+
+
+def with_layers(config: Config, layers: int) -> Config:
+    """Return the content of config.json for the same model with the first `layers` layers alone."""
+    changed = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": layers}
+    if "layer_types" in config:
+        changed["layer_types"] = config["layer_types"][:layers]
+    return changed
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """Return a mapping from name to shape of the tensors in a checkpoint with this config.json, in transformers'
-    order."""
+    """Return a mapping from name to shape of the tensors in a checkpoint with this config.json, in transformers' order.
+
+    A weight that the checkpoint stores quantized has the name and shape of its floats.
+    """
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
@@ -200,7 +215,10 @@ def tensor_shapes(config: Config) -> TensorShapes:
     # A tied head is the embedding's table, which comes first.
     found = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     return {
-        name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items() if name in found.values()
+        stored: shape
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if name in found.values()
+        for stored, shape in stored_shapes(config, name, tuple(tensor.shape))
     }
 
 
@@ -218,16 +236,20 @@ def write_checkpoint(folder: Path, config: Config, *, seed: int = 0, format: str
 
     The folder must not exist yet. Matrices are normally distributed with standard deviation 1/sqrt(columns). Biases
     have standard deviation 0.02, and norms multiply by 1. So activations keep their size through any number of layers.
-    The same seed gives the same weights on the same kind of device. With a `format` of quantized_weights.py, matrices
-    of linears are quantized then.
+    Those of mixtures differ (mixtures.py, `deviation`). The same seed gives the same weights on the same kind of
+    device. With a `format` of quantized_weights.py, matrices of linears are quantized then. Without it, the config.json
+    decides.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
+    if format is not None:
+        config = {**config, "quantization_config": QUANTIZATION_CONFIGS[format]}
     shapes = tensor_shapes(config)
     order = {name: number for number, name in enumerate(shapes)}
-    shards = list(_shards(shapes))
-    norm = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
+    writers = _MIXTURE_WRITERS if is_mixture(config) else _WRITERS
+    shards = list(_shards(shapes, _MIXTURE_SHARD_BYTES if is_mixture(config) else _SHARD_BYTES))
     where: dict[str, str] = {}
+    sizes: list[int] = []
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -236,34 +258,39 @@ def write_checkpoint(folder: Path, config: Config, *, seed: int = 0, format: str
         # One generator per tensor, so that the weights do not depend on the order of the files.
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
-            drawn = _draw(name, shapes[name], (seed << 20) + order[name], device, norm)
-            stored = quantized(format, name, drawn) if format and is_quantized(name, shapes[name]) else {name: drawn}
-            tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}
+            drawn = _draw(config, name, shapes[name], (seed << 20) + order[name], device)
+            tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored_tensors(config, name, drawn).items()}
         where.update(dict.fromkeys(tensors, file))
+        sizes.append(sum(tensor.nbytes for tensor in tensors.values()))
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
-    with ThreadPoolExecutor(_WRITERS) as writers:
-        list(writers.map(write, files, shards))
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(write, files, shards))
     if len(shards) > 1:
-        total = sum(map(_bytes, shapes.values()))
-        index = {"metadata": {"total_size": total}, "weight_map": where}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-    if format is not None:
-        config = {**config, "quantization_config": QUANTIZATION_CONFIGS[format]}
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
+
+
+def stored_tensors(config: Config, name: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """Return the tensors by name in which a checkpoint with this config.json stores the `weight` of a name."""
+    format = format_of(config)
+    if format is not None and is_quantized(format, name, tuple(weight.shape)):
+        return quantized(format, name, weight)
+    return {name: weight}
 
 
 def _bytes(shape: tuple[int, ...]) -> int:
     return math.prod(shape) * _ITEM_BYTES
 
 
-def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
-    """Divide a checkpoint's tensors into files of at most _SHARD_BYTES. Yield the list of tensor names of each file."""
+def _shards(shapes: TensorShapes, most: int) -> Iterator[list[str]]:
+    """Divide a checkpoint's tensors into files of at most `most` bytes in bfloat16. Yield the tensor names of each."""
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():
-        if names and size + _bytes(shape) > _SHARD_BYTES:
+        if names and size + _bytes(shape) > most:
             yield names
             names, size = [], 0
         names.append(name)
@@ -271,17 +298,19 @@ def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
     yield names
 
 
-def _draw(name: str, shape: tuple[int, ...], seed: int, device: torch.device, norm: float) -> torch.Tensor:
-    if len(shape) == 1 and not name.endswith("bias"):
+def _draw(config: Config, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
+    if len(shape) == 1 and not name.endswith(("bias", "sinks")):
+        norm = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
         return torch.full(shape, norm, dtype=torch.bfloat16)
+    wide = deviation(config, name, shape) if is_mixture(config) else 0.02 if len(shape) == 1 else shape[1] ** -0.5
     generator = torch.Generator(device).manual_seed(seed)
     drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return drawn.normal_(0, 0.02 if len(shape) == 1 else shape[1] ** -0.5, generator=generator)
+    return drawn.normal_(0, wide, generator=generator)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=[*SHAPES, *FAMILIES])
+    parser.add_argument("shape", choices=[*SHAPES, *FAMILIES, *MIXTURES])
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--layers", type=int, help="number of layers instead of the shape's")
     parser.add_argument("--seed", type=int, default=0)
@@ -292,7 +321,7 @@ def main() -> None:
         sys.exit(f"{options.out} already exists: choose a folder that does not exist")
     config = config_of(options.shape)
     if options.layers is not None:
-        config = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": options.layers}
+        config = with_layers(config, options.layers)
     folder = write_checkpoint(options.out, config, seed=options.seed, format=options.format)
     if options.tokenizer:
         write_tokenizer(folder, config["vocab_size"])

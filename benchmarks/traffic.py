@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mixtures import expected_different
 from torch import fx
 
 from ingot.ir.masks import CAUSAL, Mask
@@ -16,52 +17,84 @@ from ingot.runtime.loading.artifact import open_artifact
 
 
 @dataclass(frozen=True)
+class ExpertTraffic:
+    """How many experts a layer of a step reads.
+
+    count       the experts of the layer
+    even        how many different ones its tokens choose on average, if each choice is equally likely
+    different   how many different ones are counted: those that were recorded, or else `even`
+    """
+
+    count: int
+    even: float
+    different: float
+
+
+@dataclass(frozen=True)
 class StepTraffic:
     """The bytes that one step reads and writes.
 
-    `weights` are read once, at any batch size. `cache` has the keys and values that are read and written.
+    `weights` are read once, at any batch size; of experts, only those that are chosen. `cache` has the keys and values
+    that are read and written. `experts` is None if the model has none.
     """
 
     weights: int
     cache: int
+    experts: ExpertTraffic | None = None
 
     @property
     def bytes(self) -> int:
         return self.weights + self.cache
 
 
-def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
+def step_traffic(artifact: Path, batch: int, context: float, different: float | None = None) -> StepTraffic:
     """Return the minimum bytes that a decode step of an artifact reads and writes.
 
-    The step has `batch` sequences. Each attends to `context` positions.
+    The step has `batch` sequences. Each attends to `context` positions. `different` is the number of experts that a
+    layer's tokens choose, on average. Not given, it is the expected number if each choice is equally likely.
     """
     programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
     program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
-    return program_traffic(program, batch, context)
+    return program_traffic(program, batch, context, different)
 
 
-def program_traffic(program: Program, batch: int, context: float) -> StepTraffic:
+def program_traffic(program: Program, batch: int, context: float, different: float | None = None) -> StepTraffic:
     """Return the minimum bytes that a decode step reads and writes. Each of `batch` sequences attends to `context`
-    positions.
+    positions, and a layer's tokens choose `different` experts.
 
-    weights = sum over the different weights that come from the checkpoint: their bytes
+    weights = sum over the different weights that come from the checkpoint: their bytes × read share
+              read share: of experts, `different` of all; of other weights 1
     cache   = batch × sum over paged caches: (min(context, window) + 1) × bytes of a position
 
     The step writes one position, therefore + 1. Small data is left out: rows of an embedding table, rotary tables,
     activations and logits. An embedding table that is also the output layer counts, since it is read in full.
     """
-    weights: dict[object, int] = {}
+    weights: dict[object, float] = {}
+    experts: ExpertTraffic | None = None
     for node, params in _calls(program, {name: name for name in program.params}):
         if node.target is OPS["embedding"].overload:
             continue
+        share = 1.0
+        if node.target is OPS["experts"].overload:
+            # All tensors of experts have the experts on their first axis.
+            count, top_k = int(program.params[params[0]].type.shape[0]), _width(node.args[2])
+            even = expected_different(count, top_k, batch)
+            experts = ExpertTraffic(count, even, even if different is None else different)
+            share = experts.different / count
         for name in params:
             spec = program.params[name]
             if spec.recipe.sources():
                 size = math.prod(map(int, spec.type.shape)) * spec.type.dtype.itemsize
-                weights[spec.recipe, spec.type] = size  # equal ones are one tensor
+                weights[spec.recipe, spec.type] = size * share  # equal ones are one tensor
     caches = {name: state for name, state in program.states.items() if state.kind == "paged_kv"}
     cache = sum((min(context, _window(program, name)) + 1) * _position_bytes(caches[name]) for name in caches)
-    return StepTraffic(sum(weights.values()), round(batch * cache))
+    return StepTraffic(round(sum(weights.values())), round(batch * cache), experts)
+
+
+def _width(chosen: object) -> int:
+    """Return how many experts a token chooses. `chosen` [T, top_k] is the argument of a call of `experts`."""
+    assert isinstance(chosen, fx.Node)
+    return int(chosen.meta["type"].shape[1])
 
 
 def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:

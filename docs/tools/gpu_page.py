@@ -23,6 +23,7 @@ SHAPES = {
     "falcon-7b": "Falcon 7B",
     "qwen3-30b-a3b": "Qwen3 30B-A3B",
     "gpt-oss-20b": "GPT-OSS 20B",
+    "deepseek-v2-lite": "DeepSeek-V2-Lite",
 }
 HEAD = """\
 All models have random weights of the published shape, in bfloat16. Cells of other engines end with how many times

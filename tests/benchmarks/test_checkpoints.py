@@ -26,6 +26,9 @@ from staged import traced
         ("gpt2-2.7b", 2651553280),
         ("phi-2", 2779683840),
         ("falcon-7b", 6921720704),
+        ("qwen3-30b-a3b", 30532122624),
+        ("gpt-oss-20b", 20914757184),  # as floats
+        ("deepseek-v2-lite", 15706484224),
     ],
 )
 def test_shapes_have_the_published_number_of_parameters(benchmarks: None, shape: str, parameters: int) -> None:

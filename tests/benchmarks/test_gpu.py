@@ -89,6 +89,7 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
         "work": tmp_path,
         "shape": "8b",
         "format": None,
+        "checkpoints": None,
         "batch": "1",
         "options": "-x",
         "peer": "sglang",
@@ -108,7 +109,13 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
     stored = dict(gpu.commands(argparse.Namespace(**{**asked, "format": "fp8"})))
     assert stored["checkpoint"][2:4] == ["--format", "fp8"] and stored["checkpoint"][-1].parts[-2] == "8b-fp8"
     assert "auto" in stored["peer"] and "auto" not in commands["peer"]
-    for part, (script, *arguments) in [*commands.items(), *stored.items()]:
+    mixture = dict(
+        gpu.commands(argparse.Namespace(**{**asked, "shape": "gpt-oss-20b", "checkpoints": Path("/in/memory")}))
+    )
+    place = Path("/in/memory/gpt-oss-20b/checkpoint")
+    assert "auto" in mixture["peer"] and all(place in mixture[part] for part in ("checkpoint", "compile", "peer"))
+    assert mixture["decode"][1] == tmp_path / "gpt-oss-20b" / "model.ingot"
+    for part, (script, *arguments) in [*commands.items(), *stored.items(), *mixture.items()]:
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()
         assert all(f'"{option}"' in known for option in options if option != "--rate")
