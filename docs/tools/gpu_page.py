@@ -38,6 +38,10 @@ BANDWIDTH = """\
 A step reads each weight once, and the keys and values of the mean context. The last column compares its bandwidth with
 a plain copy, which reads and writes at {copy}.
 """
+EXPERTS = """\
+A layer of a mixture reads the experts that the tokens of a step choose: means of steps recorded in Ingot, and what even
+choices need. The table above counts the weights of these alone. GPT-OSS has its experts in MXFP4, as published.
+"""
 PROMPT = "The least time to the first token after a prompt of that many tokens, with nothing else running.\n"
 THROUGHPUT = "Output tokens per second of requests that arrive at once.\n"
 ARRIVALS = """\
@@ -83,6 +87,7 @@ def gpu_sections(results: Sequence[Result], plots: Plots) -> Iterator[str]:
     yield HEAD.format(anchor=_anchor(device))
     yield from _decode(results, steps, device, plots)
     yield from _bandwidth(results)
+    yield from _experts(results)
     prompts = _columns(results, r"prompt_(\d+)", "{} tokens")
     yield from _question("How long does prefill take?", PROMPT, results, prompts)
     at_once = {"throughput": "equal lengths", "spread_throughput": "spread lengths"}
@@ -252,6 +257,19 @@ def _bandwidth(results: Sequence[Result]) -> Iterator[str]:
         yield "### How much of the memory bandwidth does a decode step use?\n"
         yield BANDWIDTH.format(copy=" to ".join(dict.fromkeys(spread)) or "the rate in the results")
         yield from table(("model", "sequences", "weights", "keys and values", "bandwidth", "share of a copy"), rows)
+        yield ""
+
+
+def _experts(results: Sequence[Result]) -> Iterator[str]:
+    rows = []
+    for result in results:
+        for name in natural_order(name for name in result.figures if re.fullmatch(r"batch_\d+_experts", name)):
+            cells = [f"{result.figures[one].value:.1f}" for one in (name, f"{name}_even")]
+            rows.append([label_of(result), name.split("_")[1], *cells])
+    if rows:
+        yield "### How many experts does a layer of a decode step read?\n"
+        yield EXPERTS
+        yield from table(("model", "sequences", "experts", "if choices are even"), rows)
         yield ""
 
 
