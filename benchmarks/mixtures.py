@@ -162,8 +162,12 @@ def deviation(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> f
 
     A router sees the stream between layers. Its scores are random and independent for tokens whose streams are. Rows of
     the embedding have deviation 1, and matrices that add to the stream are smaller by the square root of their number,
-    as GPT-2 initializes them. So a stream is mostly the embedding's row of its token, through all layers. With other
-    deviations, what all tokens have in common grows from layer to layer, and they choose the same experts.
+    as GPT-2 initializes them. So a stream is mostly the embedding's row of its token, through all layers. What all tokens
+    have in common grows less than with the deviations of other shapes.
+
+    Measured with transformers' models of all layers and experts, but 128 numbers of a stream, in decode steps of 32
+    tokens: a layer's tokens choose 110.3 of 128 experts of Qwen3 30B-A3B on average (even choices: 111.8; deviations of
+    other shapes: 102.8), 31.4 of 32 of GPT-OSS 20B (31.6; 31.4), and 60.8 of 64 of DeepSeek-V2-Lite (61.3).
     """
     if name.endswith("bias"):
         return 0.02
