@@ -44,6 +44,15 @@ def choice_of(problem: ExpertsProblem, tiles: experts.AnyTiles) -> Choice:
     return Choice(kernel=EXPERTS, problem=problem.fields(), tiles=asdict(tiles), source="heuristic")
 
 
+@pytest.mark.parametrize("depth", [32, 96, 160, 2880])
+@pytest.mark.parametrize("block", [16, 64, 128])
+def test_tiles_of_every_depth_are_powers_of_two(depth: int, block: int) -> None:
+    problem = ExpertsProblem(8, 2, 96, depth, gated=True, block=block, dtype="bf16", packing="mxfp4")
+    tiles = experts.known(problem, H200)
+    assert isinstance(tiles, GroupTiles) and tiles.block_k.bit_count() == 1 and tiles.block_k <= max(32, depth)
+    check_tiles([choice_of(problem, tiles)])
+
+
 @pytest.mark.parametrize("problem", QUANTIZED, ids=str)
 def test_candidates_of_quantized_weights(problem: ExpertsProblem) -> None:
     found = experts.candidates(problem, H200)

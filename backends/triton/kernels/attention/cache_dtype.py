@@ -50,8 +50,8 @@ def row_scales(x, kv, CACHE: tl.constexpr):
     if CACHE.per_token:
         x = x.to(tl.float32)
         most = tl.max(tl.abs(x), 1)
-        # The maximum may drop NaN. x - x would be NaN too, but where x is a product, ptxas fuses the subtraction with
-        # it, and the difference is what the product was rounded by.
+        # The maximum may drop NaN. x - x would find it too, but ptxas fuses the subtraction with a multiplication that
+        # x is the result of. The difference is then the rounding error of x, and not 0.
         finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), 1) != 0
         highest = tl.full(most.shape, _MOST_I8 if kv.dtype.element_ty == tl.int8 else _MOST_F8, tl.float32)
         scales = tl.where(finite, tl.maximum(tl.div_rn(most, highest), LEAST_SCALE), float("nan"))

@@ -105,7 +105,7 @@ def weighed(scores, values, total, weight_sum, peak, seen, operands, SCORES: tl.
     weights, shrunk, weight_sum, peak = softmax_step(scores, weight_sum, peak, seen, operands, SCORES)
     if operands.value_scales is not None:
         if values.dtype == tl.float16:
-            # Products of weights and scales may be too small for float16, while scaled values never are.
+            # Weights times scales may be too small for float16, while scaled values never are.
             values = (values.to(tl.float32) * operands.value_scales[:, None]).to(tl.float16)
         else:
             weights = weights * operands.value_scales[None, :]

@@ -133,7 +133,8 @@ def quant_group_tiles(columns: int, depth: int, gated: bool, block: int, form: S
     """
     many = block >= 64
     rows = _TILE_F32 if form.codes is torch.float32 else 128 if many and not gated else 64
-    block_k = form.block_k * max(1, min(64 if many else 128, depth) // form.block_k)
+    blocks = max(1, min(64 if many else 128, depth) // form.block_k)
+    block_k = form.block_k * (power_of_two(blocks + 1) // 2)  # the largest power of two that is not above
     staged = stage_bytes(form, rows, block_k, gated, block)
     stages = max(2, min(3 if many else 6, shared_memory(sm) // (1 if many else 2) // staged - 1))
     block_n = min(rows, max(LEAST, power_of_two(columns)))
