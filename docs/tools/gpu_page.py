@@ -26,9 +26,10 @@ SHAPES = {
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
 }
 HEAD = """\
-All models have random weights of the published shape, in bfloat16. Cells of other engines end with how many times
-faster Ingot is; below 1 × the other engine is faster. [Conditions](#conditions-on-{anchor}) lists command, date and
-versions of each row. A name in parentheses, as (load), marks a further run of the same model.
+All models have random weights of the published shape, in bfloat16. A name in parentheses is the format of quantized
+weights, as (fp8), or marks a further run of the same model, as (load). Of quantized weights and of mixtures of experts,
+all engines read one checkpoint. Cells of other engines end with how many times faster Ingot is; below 1 × the other
+engine is faster. [Conditions](#conditions-on-{anchor}) lists command, date and versions of each row.
 """
 DECODE = """\
 One step of the whole engine, with scheduling and sampling, after prompts of 128 tokens: the time of long outputs minus
