@@ -16,6 +16,8 @@ from ingot.runtime.grammar.params import StructuredOutputsParams
 from ingot.runtime.grammar.source import source_of
 
 _ENDS = frozenset('"}]<')
+_CLOSES = "/"  # a tag, where a new one could begin as well
+_FEW = 4  # tokens that are possible there, not in text
 
 
 class GrammarWalk:
@@ -35,6 +37,7 @@ class GrammarWalk:
         self._backend = backend
         self._tokenizer = make_tokenizer(backend.to_str(), backend.get_vocab_size(), [self._eos])
         self._ends = {backend.token_to_id(one) for one in _ENDS}
+        self._closes = backend.token_to_id(_CLOSES)
 
     def matcher(self, form: dict[str, Any]) -> Any:
         """A matcher at the start of a format. RequestError if it is refused."""
@@ -42,18 +45,22 @@ class GrammarWalk:
         return compiled(self._tokenizer, source_of(params, self.special))
 
     def text(self, form: dict[str, Any], draw: random.Random, begin: str = "", most: int = 3000) -> str:
-        """A random text of a format after `begin`. It prefers what ends a value, so that it ends soon."""
+        """A random text of a format after `begin`. It prefers what ends a value, so that it ends soon. In the second
+        half of `most` tokens it takes what ends a value or closes a list of tags wherever it can."""
         matcher, ids = self.matcher(form), self._ids(begin)
         assert matcher.try_consume_tokens(ids) == len(ids), begin
-        for _ in range(most):
+        for number in range(most):
+            late = number >= most // 2
             mask = mask_of(self._tokenizer, matcher)
             found = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
             if self._eos in found or not found:
-                if not found or len(found) == 1 or draw.random() < 0.5:
+                if not found or len(found) == 1 or late or draw.random() < 0.5:
                     return self.decoded(ids)
                 found.remove(self._eos)
             ends = [one for one in found if one in self._ends or one >= 256]
-            ids.append(draw.choice(ends if ends and draw.random() < 0.4 else found))
+            if late and self._closes in found and len(found) <= _FEW:
+                ends = [self._closes]
+            ids.append(draw.choice(ends if ends and (late or draw.random() < 0.4) else found))
             assert matcher.consume_token(ids[-1]), matcher.get_error()
         raise AssertionError(f"no end: {self.decoded(ids)}")
 
