@@ -98,7 +98,8 @@ def check(server: ThreadServer, count: int, draw: random.Random) -> None:
                 # jsonschema calls itself for each reference of a chain, and chains have up to 5000.
                 with contextlib.suppress(RecursionError):
                     Draft202012Validator(tools[name]).validate(arguments)
-    assert served > count / 6 and (called or count < 50)
+    # Of a few requests, most may be refused.
+    assert served > (count / 6 if count >= 50 else 0) and (called or count < 50)
     server.until_idle()
 
 
