@@ -13,6 +13,7 @@ sizes of `single` and `fat` on the disk are figures too, with executables and wi
 """
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,8 @@ def compile_unless_there(options: argparse.Namespace, output: Path, one: Compile
 
 def decoded(artifact: Path, batch: str, timeout: float) -> Result:
     command: list[str | Path] = [HERE / "decode.py", artifact, "--batch", batch]
-    return Result.model_validate(run_child(command, timeout=timeout, echo=True).value)
+    answer = run_child(command, timeout=timeout, echo=True).value
+    return Result.model_validate_json(json.dumps(answer))
 
 
 def speeds(
