@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.errors import VerifyError
 from ingot.ir.formats import ELEMENTS, Activations, Format, Scales, dequantize, find_format, format_of, named, quantize
 from ingot.ir.ops.registry import Sample, define
 from ingot.ir.placements import whole
@@ -123,8 +122,8 @@ def _fake(
 ) -> torch.Tensor:
     """Return an empty result: the op's shape function, also for meta tensors.
 
-    Raises ValueError if the format is not for the op, or if tensors do not fit it. Raises VerifyError if the bias does
-    not have one number for each row of the weight.
+    Raises ValueError if the format is not for the op, if tensors do not fit it, or if the bias does not have one number
+    for each row of the weight.
     """
     found, rule = _found(format)
     given = {"weight": weight, "scales": scales}
@@ -136,11 +135,7 @@ def _fake(
     if x.dtype != ELEMENTS[rule.element].storage or tuple(x_scales.shape) != wanted_scales:
         raise ValueError(f"format {format} has x scales {list(wanted_scales)}, and {list(x_scales.shape)} are given")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise VerifyError(
-            f"a bias {list(bias.shape)} for a weight of {weight.shape[0]} rows",
-            where="ingot.rounded_linear",
-            expected=f"[{weight.shape[0]}], a number for each row",
-        )
+        raise ValueError(f"format {format} has a bias {list(weight.shape[:1])}, and {list(bias.shape)} are given")
     return x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
 
 

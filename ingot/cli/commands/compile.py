@@ -115,7 +115,8 @@ def compile_checkpoint(
     weight_budget
         Maximum memory of weights, as a multiple of their size. Above 1, a weight may be stored in a second layout.
     mesh
-        Split the model over ranks, as in tp=2. Such an artifact can be inspected. It cannot be served yet.
+        Split the model over the processes of a mesh, its ranks, as in "pp=2 tp=2": tp ranks share each layer, and each
+        of pp ranks has some of the layers. Such an artifact is served by all of them.
     trace
         Record of the passes. full: the program before and after each pass. summary: only the changes of each pass.
         none: nothing.

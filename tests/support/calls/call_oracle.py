@@ -12,7 +12,9 @@ import torch
 from drawn_tokens import wrong_token
 from eight_bit_samples import form_in
 from one_call import OneCall
+from op_values import widened
 
+from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.numerics.contracts import ROUNDING_FACTOR
 from ingot.ir.numerics.tolerances import TOLERANCES, compare
@@ -30,6 +32,9 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
     references, exacts = call.reference(), call.reference(exact=True)
     if len(found) != len(references):
         return f"{len(found)} results, expected {len(references)}"
+    if call.op == "append_attention" and is_narrow(found[1].dtype):
+        for truth, args in ((references, call.args), (exacts, widened(call.args))):
+            truth[0] = over_written(args, call.kwargs, found[1])
     for index, (one, reference, exact) in enumerate(zip(found, references, exacts, strict=True)):
         if one.dtype != reference.dtype or one.shape != reference.shape:
             return f"result {index} is {one.dtype}{list(one.shape)}, expected {reference.dtype}{list(reference.shape)}"
@@ -41,6 +46,20 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
         if problem is not None:
             return f"result {index}: {problem}"
     return None
+
+
+def over_written(args: Sequence[Any], kwargs: Mapping[str, Any], written: torch.Tensor) -> torch.Tensor:
+    """The attention of `append_attention` over the cache that a kernel wrote. A number near a tie between two of eight
+    bits may be rounded the other way there, which is judged by itself and moves scores by more than float32 rounds."""
+    given = OPS["append_attention"].bind(list(args), dict(kwargs))
+
+    def reference(name: str, values: dict[str, Any]) -> Any:
+        op = OPS[name]
+        return op.reference(**{key: value for key, value in values.items() if key in op.parameters.names})
+
+    prepared, _ = reference("qk_norm_rope_append", given)
+    attention: torch.Tensor = reference("paged_attention", {**given, "q": prepared, "kv": written})
+    return attention
 
 
 def scaled_form(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheForm | None:

@@ -1,13 +1,12 @@
 """Steps of attention by its Triton kernels, held against the references."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from call_oracle import rounded_worse, scaled_form
+from call_oracle import over_written, rounded_worse, scaled_form
 from eight_bit_samples import FLOAT8, in_eight_bits, with_token_scales
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
@@ -82,19 +81,6 @@ def agree(
         )
     check(found, reference, exact, FACTOR[dtype], scaled_form(name, args, options))
     return found[0].cpu()
-
-
-def over_written(args: Sequence[Any], options: dict[str, Any], written: torch.Tensor) -> torch.Tensor:
-    """The attention of `append_attention` over the cache that a kernel wrote. A number near a tie between two of eight
-    bits may be rounded the other way there, which is judged by itself and moves scores by more than float32 rounds."""
-    call = OPS["append_attention"].bind(list(args), options)
-
-    def reference(name: str, given: dict[str, Any]) -> Any:
-        names = inspect.signature(OPS[name].reference).parameters
-        return OPS[name].reference(**{key: value for key, value in given.items() if key in names})
-
-    prepared, _ = reference("qk_norm_rope_append", call)
-    return reference("paged_attention", {**call, "q": prepared, "kv": written})
 
 
 def check(

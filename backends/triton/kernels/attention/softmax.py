@@ -15,10 +15,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Operands(NamedTuple):
-    """The inputs of a softmax step besides scores, values and masks, for M query rows and N keys. None: it has no such.
+    """The inputs of a softmax step besides scores, values and masks, for M query rows and N keys.
 
-    Slopes need both positions. Scales multiply queries, keys and values. Callers name the fields, because Triton does
-    not hash their order.
+    An input that the attention does not have is None. Slopes need both positions. Scales multiply queries, keys and
+    values. Callers name the fields, because Triton does not hash their order.
     """
 
     slopes: tl.tensor | None = None  # [M]: ALiBi slopes (`slopes_of`)
