@@ -57,6 +57,10 @@ def _has_cuda() -> bool:
 # Without a GPU Triton interprets kernels. It looks here when they are imported, whichever test does that first.
 if not _has_cuda():
     os.environ["TRITON_INTERPRET"] = "1"
+else:
+    from ingot.backends.ptxas import use_ptxas
+
+    use_ptxas()  # for kernels that tests launch by Triton
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -329,7 +329,7 @@ def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) ->
     features = {one["name"]: one for one in answer["features"]}
     assert features["bf16"]["there"] and not features["dependent_launch"]["there"]
     assert features["dependent_launch"]["needs"] == "sm_90 or newer"
-    assert set(answer["tools"]) == {"c++", "nvcc", "triton", "flashinfer-python", "cuda-bindings"}
+    assert set(answer["tools"]) == {"c++", "nvcc", "triton", "ptxas", "flashinfer-python", "cuda-bindings"}
     assert {"1", "512"} == set(answer["ops"][0]["backends"])
     show_target(target="sm_80")
     text = capsys.readouterr().out

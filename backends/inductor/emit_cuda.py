@@ -12,6 +12,7 @@ from torch import fx
 from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.emit import Inductor, unfusible
 from ingot.backends.inductor.workspace import measure_cuda
+from ingot.backends.ptxas import ptxas_version, use_ptxas
 from ingot.backends.rounded_activations import unrounded
 from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version, cuda_headers
@@ -70,14 +71,17 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """Return what compiled code depends on: versions of "torch", "triton" and "c++", and the name of the "gpu".
+        """Return what compiled code depends on: versions of "torch", "triton", "ptxas" and "c++", and the name of the
+        "gpu".
 
         The value is "none" for a part that this machine lacks.
         """
-        return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
+        versions = {"torch": torch.__version__, "triton": _version("triton"), "ptxas": ptxas_version()}
+        return {**versions, "c++": _compiler(), "gpu": _gpu()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         compiler_path()
+        use_ptxas()
         return compile_region(
             body,
             key,

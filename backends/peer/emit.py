@@ -12,6 +12,7 @@ from torch import fx
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
 from ingot.backends.peer.layout import TILE_BYTES, VECTOR_BYTES, WARPS, WORDS
 from ingot.backends.peer.sizes import MOST_BYTES
+from ingot.backends.ptxas import ptxas_version
 from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import compile_kernel, file_of
 from ingot.backends.triton.launches import Launch, Number, Pointer
@@ -68,7 +69,7 @@ class Peer:
         return [*own, *(folder.parent / "triton" / name for name in shared)]
 
     def toolchain(self) -> dict[str, str]:
-        return {"triton": version("triton")}
+        return {"triton": version("triton"), "ptxas": ptxas_version()}
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.backends.ptxas import use_ptxas
 from ingot.backends.triton.launches import ALIGNMENT, WARP
 from ingot.backends.triton.schedule import Argument, KernelLaunch, Value
 from ingot.ir.errors import BackendError
@@ -67,12 +68,13 @@ def is_aligned(value: Value) -> bool:
 def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     """Compile the kernel of a launch for compute capability `sm` (90 for Hopper).
 
-    Raises BackendError with Triton's message if it does not compile.
+    Raises BackendError with Triton's message if it does not compile, and TargetError without a sound ptxas.
     """
     import triton  # not at the top: only emitting needs it
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    use_ptxas()
     signature: dict[str, str | tuple[str, ...]] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}

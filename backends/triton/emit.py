@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from ingot.backends.ptxas import ptxas_version
 from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
@@ -95,7 +96,7 @@ class Triton:
         return sorted(path for path in sources if path.parent != folder / "tune")
 
     def toolchain(self) -> dict[str, str]:
-        return {"triton": version("triton")}
+        return {"triton": version("triton"), "ptxas": ptxas_version()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         """Compile the kernels for the program `body`, and write the cubins and launches.json into `directory`.

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
+from ingot.backends.ptxas import ptxas_version
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version
 from ingot.ir.errors import TargetError
 
@@ -39,6 +40,11 @@ def _nvcc() -> str:
     return f"{next((line for line in output.splitlines() if 'release' in line), '')} ({path})"
 
 
+def _ptxas() -> str:
+    found = ptxas_version()
+    return found if found != "none" else "none of version 12.9 or newer: kernels for a GPU cannot be compiled"
+
+
 def _package(name: str, without: str, install: str = _EXTRA) -> Callable[[], str]:
     def look() -> str:
         try:
@@ -53,6 +59,7 @@ _TOOLS: Mapping[str, Callable[[], str]] = {
     "c++": _cxx,
     "nvcc": _nvcc,
     "triton": _package("triton", "compiling for a GPU needs it"),
+    "ptxas": _ptxas,
     "flashinfer-python": _package(
         "flashinfer-python", "Ingot's kernels compute prefill attention", "pip install 'ingot[flashinfer]'"
     ),

@@ -116,7 +116,7 @@ def test_the_order_of_backends_on_a_gpu(toolkit: Path) -> None:
 def test_what_code_for_a_gpu_is_made_with(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C++ compiler there is no region, and all else is compiled: the toolchain says so and raises nothing."""
     there = InductorCuda().toolchain()
-    assert there.keys() == {"torch", "triton", "c++", "gpu"} and "none" not in there.values()
+    assert there.keys() == {"torch", "triton", "ptxas", "c++", "gpu"} and "none" not in there.values()
     (toolkit / "include" / "cuda.h").unlink()
     assert InductorCuda().toolchain() == {**there, "c++": "none"}
     monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu)

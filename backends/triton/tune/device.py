@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
+from ingot.backends.ptxas import use_ptxas
 from ingot.backends.triton.launches import WARP, evaluate
 from ingot.backends.triton.schedule import Argument, Schedule, Value
 from ingot.ir.cache.dtype import is_narrow
@@ -43,6 +44,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> list[Compi
     `sizes` maps dims, such as "T", to sizes. Triton's cache key depends on a kernel's arguments, so this function
     passes mocks of them.
     """
+    use_ptxas()
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
     compiled = []
@@ -88,6 +90,7 @@ class Launcher:
     buffers: dict[str, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
+        use_ptxas()
         self.buffers = {
             name: torch.zeros(
                 [evaluate(size, self.sizes) for size in buffer.shape], dtype=DTYPES[buffer.dtype], device=DEVICE

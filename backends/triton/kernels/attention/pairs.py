@@ -14,9 +14,8 @@ from ingot.backends.triton.kernels.attention.cache_dtype import LEAST_SCALE
 from ingot.backends.triton.kernels.attention.softmax import softmax_step
 from ingot.backends.triton.kernels.conversions import f8_pairs_as_f16, i8_pairs_as_f16
 
-# Triton multiplies tiles of 64 rows and more by `wgmma` for compute capability 9.0. Pairs would also need a `wgmma` for
-# each half there, and ptxas 12.8, which Triton 3.6 brings, computes wrong descriptors for the second one: it reads a
-# uniform register before it is set. ptxas 12.9 and 13.0 do not.
+# Triton multiplies tiles of 64 rows and more by `wgmma` for compute capability 9.0. Pairs would need a `wgmma` for each
+# half there.
 _WGMMA_ROWS = 64
 
 
