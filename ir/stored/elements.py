@@ -85,13 +85,16 @@ def check_scales(scales: torch.Tensor, attrs: Attrs) -> torch.Tensor:
     """Return scales unchanged. Raises ValueError if one is NaN, infinite, zero or subnormal in float32.
 
     With `zero`, a scale may be zero: files write it for blocks of zeros. The smallest power of two of f8e8m0 is
-    subnormal, and is allowed.
+    subnormal, and is allowed. Those above 2^65 are not: no model has such weights, and kernels multiply elements by
+    scales in bf16.
     """
     wide = scales.double()
     bad = {"NaN or infinite": ~wide.isfinite()}
     if not attrs["zero"]:
         bad["zero"] = wide == 0
-    if scales.dtype is not torch.float8_e8m0fnu:
+    if scales.dtype is torch.float8_e8m0fnu:
+        bad["larger than 2^65"] = wide > 2.0**65
+    else:
         bad["subnormal"] = (wide != 0) & (wide.abs() < _LEAST)
     for kind, places in bad.items():
         if bool(places.any()):

@@ -28,7 +28,7 @@ def gpt_oss(experts: int = 3, rows: int = 10, groups: int = 2) -> Tensors:
     found: Tensors = {"model.embed_tokens.weight": torch.ones(4, 8)}
     for name in ("gate_up_proj", "down_proj"):
         found[f"{EXPERTS}.{name}_blocks"] = torch.randint(0, 256, (experts, rows, groups, 16), generator=g).byte()
-        found[f"{EXPERTS}.{name}_scales"] = torch.randint(1, 254, (experts, rows, groups), generator=g).byte()
+        found[f"{EXPERTS}.{name}_scales"] = torch.randint(1, 193, (experts, rows, groups), generator=g).byte()
         found[f"{EXPERTS}.{name}_bias"] = torch.ones(experts, rows)
     return found
 

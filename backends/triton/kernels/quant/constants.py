@@ -24,6 +24,8 @@ class Elements:
     zeros          whether each scale has a zero point
     x_columns      columns of x that share a scale; 0: all
     x_scales       "none" if x has no scales, "token" if each token has its own, "tensor" for one number
+    fold           scales of groups of columns multiply sums if it is -1. Else `quant_tile` multiplies elements by them
+                   and by 2**-fold, which is exact, and sums by 2**fold
     """
 
     element: str
@@ -39,6 +41,7 @@ class Elements:
     zeros: bool
     x_columns: int
     x_scales: str
+    fold: int = -1
 
 
 @dataclass(frozen=True)

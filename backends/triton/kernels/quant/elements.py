@@ -33,8 +33,11 @@ def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
 def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return element number NTH (0 to 3) of each word of four elements of four bits, minus its zero point.
 
-    `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points, which f4e2m1 does not have.
+    `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points. f4e2m1 has none: with folded
+    scales, `zero` are the `factors_of` scales, by which elements are multiplied.
     """
+    if ELEMENTS.element == "f4e2m1" and ELEMENTS.fold >= 0:
+        return _e2m1_scaled(words, zero, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.element == "f4e2m1":
         return _e2m1(words, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
@@ -97,6 +100,44 @@ def _e2m1(words, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr)
         exponent, mantissa = (bits >> 1) & 3, bits & 1
         doubled = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.maximum(exponent, 1) - 1)).to(tl.float32)
         return tl.where((bits & 8) != 0, -0.5 * doubled, 0.5 * doubled).to(DTYPE)
+
+
+@triton.jit
+def _e2m1_scaled(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the f4e2m1 number NTH (0 to 3) of each word, times its scale and 2**-ELEMENTS.fold.
+
+    `factors` [rows, words] are `factors_of` the scales, in DTYPE.
+    """
+    if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b; "
+            + _moved(4 * NTH, 6, "a")
+            + _moved(4 * NTH + 3, 15, "b")
+            + "and.b32 a, a, 0x01c001c0; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.bf16x2 $0, a, $2; }",
+            "=r,r,r",
+            [words, factors],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return _e2m1(words, NTH, ELEMENTS, DTYPE) * factors
+
+
+@triton.jit
+def factors_of(scales, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return stored scales as the numbers of DTYPE by which `quarter` multiplies elements.
+
+    These are scales times 2**-ELEMENTS.fold, and also times 2**126 if `quarter` moves the bits of elements.
+    """
+    ADDED: tl.constexpr = (126 if ELEMENTS.assembly and tl.bfloat16 == DTYPE else 0) - ELEMENTS.fold
+    if ELEMENTS.scale_kind == "e8m0" and tl.bfloat16 == DTYPE:
+        exponent = scales.to(tl.int16) + ADDED
+        if ADDED < 0:
+            exponent = tl.maximum(exponent, 1)  # from here on, factors would be subnormal
+        return tl.where(exponent < 255, exponent << 7, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return (scale_value(scales, ELEMENTS) * (2.0**ADDED)).to(DTYPE)
 
 
 @triton.constexpr_function

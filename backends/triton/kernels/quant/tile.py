@@ -3,7 +3,8 @@
 It has the form of `linear_tile`: the weight is the left operand, and programs may split the K axis. Elements are
 converted exactly to the dtype of x, in registers, and multiplied without their scales. A scale for a block of columns
 multiplies the sum over that block, a scale for a row the sum over the row. So a weight takes one or two instructions
-more than in bf16. Elements and x in f8e4m3, or both in i8, are multiplied by tensor cores as they are.
+more than in bf16. Elements of f4e2m1 are multiplied by the scales of small groups where that is exact. Elements and x
+in f8e4m3, or both in i8, are multiplied by tensor cores as they are.
 
 Tensor cores add up f8e4m3 with fewer bits than float32. Each 128 columns are therefore added in float32.
 """
@@ -13,7 +14,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear.parts import finish
-from ingot.backends.triton.kernels.quant.elements import converted, outer_scales, quarter, scale_value, zero_of
+from ingot.backends.triton.kernels.quant.elements import (
+    converted,
+    factors_of,
+    outer_scales,
+    quarter,
+    scale_value,
+    zero_of,
+)
 
 
 @triton.jit
@@ -178,22 +186,24 @@ def of_split(
     # The last split may begin after the last column. It has no terms, but a number after the scales may be NaN.
     first = tl.minimum(begin, K - 1)
     of_x = _x_scales(of_tokens, first, of_groups, TOKENS, ELEMENTS)
-    of_gate, gate_zero = _of_columns(scales, zeros, row + FIRST, first, BLOCK_N, ELEMENTS)
+    of_gate, gate_zero = _of_columns(scales, zeros, row + FIRST, first, K, BLOCK_N, COLUMNS, ELEMENTS)
     of_up, up_zero = of_gate, gate_zero
     if GATED:
-        of_up, up_zero = _of_columns(scales, zeros, row + UP, first, BLOCK_N, ELEMENTS)
+        of_up, up_zero = _of_columns(scales, zeros, row + UP, first, K, BLOCK_N, COLUMNS, ELEMENTS)
     for step in range(0, SHARE, BLOCK_K):
         for nth in tl.static_range(BLOCK_K // COLUMNS):
             start = begin + step + nth * COLUMNS
             following = tl.minimum(start + COLUMNS, K - 1)
             next_x = _x_scales(of_tokens, following, of_groups, TOKENS, ELEMENTS)
-            next_gate, next_gate_zero = _of_columns(scales, zeros, row + FIRST, following, BLOCK_N, ELEMENTS)
+            next_gate, next_gate_zero = _of_columns(
+                scales, zeros, row + FIRST, following, K, BLOCK_N, COLUMNS, ELEMENTS
+            )
             result = _add_block(
                 result, x, of_x, gate_rows, of_gate, gate_zero, token, local, start,
                 K, X_STRIDE, TOKENS, BLOCK_N, COLUMNS, WHOLE, ELEMENTS, DTYPE,
             )  # fmt: skip
             if GATED:
-                next_up, next_up_zero = _of_columns(scales, zeros, row + UP, following, BLOCK_N, ELEMENTS)
+                next_up, next_up_zero = _of_columns(scales, zeros, row + UP, following, K, BLOCK_N, COLUMNS, ELEMENTS)
                 up = _add_block(
                     up, x, of_x, up_rows, of_up, up_zero, token, local, start,
                     K, X_STRIDE, TOKENS, BLOCK_N, COLUMNS, WHOLE, ELEMENTS, DTYPE,
@@ -245,6 +255,8 @@ def scaled_sums(sums, of_tokens, scales, outer, row, ELEMENTS: tl.constexpr):
     """
     if ELEMENTS.scale_columns == 0:
         sums *= _scales(scales, row, 0, ELEMENTS)[:, None]
+    if ELEMENTS.fold > 0:
+        sums *= 2.0**ELEMENTS.fold
     if ELEMENTS.outer_rows >= 0:
         sums *= outer_scales(outer, row, ELEMENTS)[:, None]
     if ELEMENTS.x_scales == "tensor":
@@ -277,13 +289,12 @@ def _add_block(
     """Return `result` [BLOCK_N, TOKENS] plus the sums over COLUMNS columns, from `start` on, with their scales.
 
     `base` points to the first row of the block in the weight, and `local` are the rows counted from it. `scale` and
-    `zero` [BLOCK_N] are of these rows and columns, and `of_x` [TOKENS] are the scales of x. `token` are the rows of x.
-    WHOLE says that no column is past K.
+    `zero` are `_of_columns` of these rows and columns, and `of_x` [TOKENS] are the scales of x. `token` are the rows of
+    x. WHOLE says that no column is past K.
     """
     # Scales of columns, and matmuls of eight bits, whose sums are kept short.
-    APART: tl.constexpr = (
-        ELEMENTS.scale_columns > 0 or ELEMENTS.x_columns > 0 or x.dtype.element_ty.primitive_bitwidth == 8
-    )
+    OF_SUMS: tl.constexpr = ELEMENTS.scale_columns > 0 and ELEMENTS.fold < 0
+    APART: tl.constexpr = OF_SUMS or ELEMENTS.x_columns > 0 or x.dtype.element_ty.primitive_bitwidth == 8
     k = tl.arange(0, COLUMNS)
     x_rows = x + token[:, None] * X_STRIDE + start + k[None, :]
     if ELEMENTS.chunk > 0:
@@ -291,7 +302,10 @@ def _add_block(
         part = tl.zeros((BLOCK_N, TOKENS), tl.float32) if APART else result
         QUARTER: tl.constexpr = COLUMNS // 4
         j = tl.arange(0, QUARTER)
-        zero = tl.broadcast_to(zero_of(zero, ELEMENTS, DTYPE)[:, None], (BLOCK_N, QUARTER))
+        if ELEMENTS.fold >= 0:
+            zero = _side_by_side(scale, QUARTER, ELEMENTS, DTYPE)
+        else:
+            zero = tl.broadcast_to(zero_of(zero, ELEMENTS, DTYPE)[:, None], (BLOCK_N, QUARTER))
         at = base + local[:, None] * ELEMENTS.words + start // 4 + j[None, :]
         if WHOLE:
             words = tl.load(at, eviction_policy="evict_first")
@@ -326,7 +340,7 @@ def _add_block(
     if not APART:
         return part
     # Terms past column K are zeros, whatever scale multiplies them.
-    if ELEMENTS.scale_columns > 0:
+    if OF_SUMS:
         part *= scale[:, None]
     if ELEMENTS.x_columns > 0:
         part *= of_x[None, :]
@@ -334,18 +348,49 @@ def _add_block(
 
 
 @triton.jit
-def _of_columns(scales, zeros, row, column, BLOCK_N: tl.constexpr, ELEMENTS: tl.constexpr):
+def _of_columns(
+    scales, zeros, row, column, K: tl.constexpr, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr
+):
     """Return the scales and zero points of the rows `row` of the weight at column `column`, [BLOCK_N] each.
 
-    A scale is 1 if all columns share it. A zero point is the number that is subtracted if none is stored.
+    A scale is 1 if all columns share it. A zero point is the number that is subtracted if none is stored. Scales that
+    are folded into elements are those of COLUMNS columns, as they are stored: [BLOCK_N, COLUMNS // columns of a group].
     """
     scale = tl.full((BLOCK_N,), 1.0, tl.float32)
-    if ELEMENTS.scale_columns > 0:
+    if ELEMENTS.fold >= 0:
+        scale = ()
+        # Each group has a load of its own. Triton lets every thread load the scales of its rows then, while those of
+        # one wide load would go through shared memory.
+        for nth in tl.static_range(COLUMNS // ELEMENTS.scale_columns):
+            place = tl.minimum(column + nth * ELEMENTS.scale_columns, K - 1) // ELEMENTS.scale_columns
+            scale = scale + (tl.load(scales + row * ELEMENTS.scale_stride + place),)
+    elif ELEMENTS.scale_columns > 0:
         scale = _scales(scales, row, column, ELEMENTS)
     if ELEMENTS.zeros:
         return scale, tl.load(zeros + _block(row, column, ELEMENTS))
     else:
         return scale, tl.full((BLOCK_N,), ELEMENTS.offset, tl.int16)
+
+
+@triton.jit
+def _side_by_side(scales, WORDS: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the `factors_of` stored scales of groups, for each of WORDS words of a row: [BLOCK_N, WORDS].
+
+    `scales` is a tuple, [BLOCK_N] for each group of columns. No register is moved.
+    """
+    GROUPS: tl.constexpr = len(scales)
+    rows: tl.constexpr = scales[0].shape[0]
+    parts = ()
+    for nth in tl.static_range(GROUPS):
+        factor = factors_of(scales[nth], ELEMENTS, DTYPE)
+        parts = parts + (tl.broadcast_to(factor[:, None], (rows, WORDS // GROUPS)),)
+    for level in tl.static_range(GROUPS.bit_length() - 1):
+        wider = ()
+        for nth in tl.static_range(GROUPS >> (level + 1)):
+            pair = tl.permute(tl.join(parts[2 * nth], parts[2 * nth + 1]), (0, 2, 1))
+            wider = wider + (tl.reshape(pair, (rows, WORDS // (GROUPS >> (level + 1)))),)
+        parts = wider
+    return parts[0]
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from ingot.backends.triton.lower.attention.heads import static
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.problem import ExpertsProblem
 from ingot.backends.triton.lower.linear.weight import PLAIN, Weight, plain_weight, stored_weight
-from ingot.backends.triton.lower.quant.form import StoredForm, form_of
+from ingot.backends.triton.lower.quant.form import StoredForm, form_of, with_folded_scales
 from ingot.backends.triton.lower.quant.matvec import takes_one_token
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import FLOATS
@@ -167,4 +167,5 @@ def _quantized(call: Call, name: str, dtype: torch.dtype, sm: int) -> QuantizedE
         parts[part], sizes[part] = own, dense.strides[0]
     weight = stored_weight(format, parts)
     counted = ExpertSizes(sizes["weight"], sizes["scales"], sizes.get("outer", 0))
-    return QuantizedExperts(weight, form_of(weight, dtype, sm), counted)
+    form = with_folded_scales(form_of(weight, dtype, sm), format, weight.depth, dtype)
+    return QuantizedExperts(weight, form, counted)

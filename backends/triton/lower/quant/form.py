@@ -1,7 +1,7 @@
 """The form in which kernels read a quantized weight and its x, by the format of the weight."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,10 @@ _COLUMNS_F32 = 32
 _LEAST_BYTES = 32
 # The least columns of a block of four-bit elements: the depth of an instruction in 16 bits.
 _LEAST_FOUR_BITS = 16
+# The powers of two by which elements with their scales are made smaller, by the dtype of x. In bf16, a factor is the
+# scale times 2^126, and must not be larger than its largest number. Scales from 2^-62 to 2^65 are then exact. Larger
+# ones are refused as damaged (`check_scales`).
+_FOLDS = {torch.float32: 0, torch.bfloat16: 64}
 # Conversions of `quant_elements` by instructions that this compute capability has.
 _ASSEMBLY = 90
 
@@ -101,6 +105,27 @@ def form_of(weight: Weight, dtype: torch.dtype, sm: int) -> StoredForm:
         codes,
         block,
     )
+
+
+def with_folded_scales(form: StoredForm, format: Format, depth: int, dtype: torch.dtype) -> StoredForm:
+    """Return the form in which matmuls of several tokens read a weight with `depth` columns and an x of `dtype`.
+
+    If elements times scales are exact in `dtype`, elements are multiplied by their scales: products of f4e2m1 with a
+    power of two, or with an f8e4m3 number, have at most six significant bits. A part then has the columns of several
+    groups. Otherwise the form is returned unchanged, and a scale multiplies the sum over its group.
+    """
+    level, columns = format.levels[0], form.elements.scale_columns
+    fold = _FOLDS.get(dtype)
+    if fold is None or format.element != "f4e2m1" or not columns or level.dtype not in (_POWERS, torch.float8_e4m3fn):
+        return form
+    if form.rounded.element != "none" or level.rows != 1 or columns % 4:
+        return form
+    block = _COLUMNS
+    while depth % block:
+        block //= 2
+    if block % columns:
+        return form
+    return replace(form, elements=replace(form.elements, chunk=block, fold=fold), block_k=block)
 
 
 def _check(format: Format) -> None:
