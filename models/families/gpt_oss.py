@@ -57,5 +57,8 @@ def gpt_oss(config: ConfigReader) -> DecoderSpec:
     attentions = read_windows(config, attention, config.sliding_layers(layers, pattern=2), default=128)
     if config.fields.get("rope_parameters") is None and config.fields.get("rope_scaling") is None:
         config = config.within({**config.fields, "rope_scaling": _ROPE})
+    given = config.fields.get("rope_parameters") or config.fields.get("rope_scaling")
+    original = given.get("original_max_position_embeddings") if isinstance(given, dict) else None
+    config.require("initial_context_length", (original,), original)  # the same length, in published files
     rope = config.rope(attention.head_dim, theta=150_000.0)
     return read_decoder(config, [pre_norm_layer(one, mlp, norm) for one in attentions], norm, rope)

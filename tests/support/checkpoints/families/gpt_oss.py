@@ -84,6 +84,7 @@ FAMILIES = (
         bad=(
             ("gpt_oss-yarn", "num_experts_per_tok", 6),
             ("gpt_oss-yarn", "experts_per_token", 3),
+            ("gpt_oss-yarn", "initial_context_length", 4096),
             ("gpt_oss-yarn", "swiglu_limit", 0),
             ("gpt_oss-yarn", "swiglu_alpha", "1.7"),
             ("gpt_oss-yarn", "layer_types", ["full_attention"]),
