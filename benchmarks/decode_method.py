@@ -2,8 +2,8 @@
 
 The time of a step is the difference between long and short outputs over the number of tokens between them. One-time
 costs of a request, such as its prompt and its start, are in both and cancel. For each length the minimum of some tries
-counts, since other work on the machine only adds. Engines are measured in their own processes, which cannot import
-Ingot: this module needs only Python.
+counts, since other work on the machine only adds. A long output is generated before, without being timed. Engines are
+measured in their own processes, which cannot import Ingot: this module needs only Python.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def lengths_of(batch: int) -> Lengths:
 
     Larger batches have shorter outputs, because prefill takes longer and steps vary less.
     """
-    return Lengths(640, 128, 3) if batch == 1 else Lengths(320, 64, 2)
+    return Lengths(640, 128, 3) if batch == 1 else Lengths(320, 64, 3)
 
 
 def draw_prompts(vocab: int, batch: int, draw: random.Random | None = None) -> Prompts:
@@ -90,7 +90,7 @@ def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths)
         generate(prompts, count)
         return time.perf_counter() - begin
 
-    seconds(min(16, lengths.short))  # warm-up
+    seconds(lengths.long)  # warm-up, as long as any try: some engines compile kernels while they decode
     short = tuple(seconds(lengths.short) for _ in range(lengths.tries))
     long = tuple(seconds(lengths.long) for _ in range(lengths.tries))
     decoded = Decoded(lengths, long, short)

@@ -26,8 +26,8 @@ def test_a_step_is_timed_by_what_longer_outputs_take_more(benchmarks: None, monk
     monkeypatch.setattr(method.time, "perf_counter", lambda: now)
     lengths = method.Lengths(long=40, short=20, tries=2)
     decoded = method.measure_decode(generate, 50, 3, lengths)
-    assert decoded.step == 0.25 and decoded.long == (18.0, 15.0)
-    assert asked == [(3, 16), (3, 20), (3, 20), (3, 40), (3, 40)]
+    assert decoded.step == 0.25 and decoded.short == (13.0, 10.0)
+    assert asked == [(3, 40), (3, 20), (3, 20), (3, 40), (3, 40)]
     # The token n of an output is made by a step that sees the prompt and the n - 1 tokens in front of it.
     seen = [128 + n - 1 for n in range(20 + 1, 40 + 1)]
     assert lengths.context == sum(seen) / len(seen) and lengths.tokens == 168
