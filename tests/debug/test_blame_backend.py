@@ -167,8 +167,9 @@ FAULTS: dict[str, tuple[str, Callable[[Kernel], Kernel], str]] = {
 )
 def test_a_faulty_kernel_is_named(name: str, kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch) -> None:
     op, fault, words = FAULTS[name]
+    compiled = kernels(SMALL)  # before the fault is there
     plant(monkeypatch, op, fault)
-    verdict = blame(kernels(SMALL), SMALL)
+    verdict = blame(compiled, SMALL)
     assert verdict is not None
     assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.BACKEND, "cpu", f"ingot.{op}"), verdict
     assert words in verdict.found and verdict.runs > 0, verdict
@@ -184,9 +185,10 @@ def test_an_instruction_whose_reference_fails_is_named(
             raise RuntimeError("no such inputs")
         return meant(alone, *args, **kwargs)
 
+    compiled = kernels(SMALL)
     meant = one_call.meaning
     monkeypatch.setattr(one_call, "meaning", fails)
-    verdict = blame(kernels(SMALL), SMALL)
+    verdict = blame(compiled, SMALL)
     assert verdict is not None and (verdict.kind, verdict.op) == (Kind.BACKEND, "ingot.silu_mul"), verdict
     assert "no such inputs" in verdict.found
 
@@ -215,8 +217,9 @@ def test_a_reused_buffer_is_named(kernels: Compiled, blame: Blame, monkeypatch: 
 
         return run
 
+    compiled = kernels("qwen3-scaled")
     plant(monkeypatch, "add_rms_norm", reusing)
-    verdict = blame(kernels("qwen3-scaled"), "qwen3-scaled")
+    verdict = blame(compiled, "qwen3-scaled")
     assert verdict is not None and (verdict.kind, verdict.op) == (Kind.BACKEND, "ingot.add_rms_norm"), verdict
     assert f"writes into '{verdict.tensor}'" in verdict.found
 
@@ -251,8 +254,9 @@ def test_sixteen_bits_hide_no_fault(
     name: str, kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op, fault, _ = FAULTS[name]
+    compiled = kernels(SMALL, dtype="bfloat16")
     plant(monkeypatch, op, fault)
-    verdict = blame(kernels(SMALL, dtype="bfloat16"), SMALL)
+    verdict = blame(compiled, SMALL)
     assert verdict is not None and verdict.op == f"ingot.{op}", verdict
 
 
@@ -266,9 +270,10 @@ def test_no_fault_is_found_in_a_healthy_artifact(name: str, dtype: str, kernels:
 def test_the_reproducer_shows_the_fault_and_passes_without(
     kernels: Compiled, blame: Blame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiled = kernels(SMALL)
     with monkeypatch.context() as patch:
         plant(patch, "add_rms_norm", option("eps", lambda eps: eps * 2))
-        verdict = blame(kernels(SMALL), SMALL, reproducer=tmp_path / "fault")
+        verdict = blame(compiled, SMALL, reproducer=tmp_path / "fault")
         assert verdict is not None and verdict.reproducer == tmp_path / "fault" / "reproduce.py"
         assert verdict.golden is not None and "ingot.add_rms_norm" in verdict.golden.read_text()
         assert "is" in (rerun(tmp_path / "fault") or "")

@@ -354,7 +354,7 @@ def _of_columns(
     """Return the scales and zero points of the rows `row` of the weight at column `column`, [BLOCK_N] each.
 
     A scale is 1 if all columns share it. A zero point is the number that is subtracted if none is stored. Scales that
-    are folded into elements are those of COLUMNS columns, as they are stored: [BLOCK_N, COLUMNS // columns of a group].
+    are folded into elements are those of COLUMNS columns, as they are stored: a tuple of one [BLOCK_N] for each group.
     """
     scale = tl.full((BLOCK_N,), 1.0, tl.float32)
     if ELEMENTS.fold >= 0:
