@@ -9,7 +9,8 @@ measures decode steps. The first token of a long prompt is the shortest of three
 requests are given at once, after a warm-up of 64 of them. stages.py measures how busy the pipeline stages of an
 artifact are, with `--busy` requests. The time from the start of a process to its first token is the least of
 `--starts`. A count of 0 leaves a part out. Figures of the mesh end with how many times faster it is. Several artifacts
-for meshes, such as one with sums by NCCL, are compared by their names.
+for meshes, such as one with sums by NCCL, are compared by their names. The bytes that a decode step of a rank must move
+(traffic.py) are compared with a plain copy of one GPU, but for pipeline stages, which run one after another.
 
 All artifacts run in turns, as often as `--rounds` says, so that a change of the machine reaches all of them. A figure
 is the median of the rounds. The peer is vLLM in FOLDER, with the tensor parallelism of the first mesh; peer.py measures
@@ -30,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from decode_method import PROMPT_TOKENS, lengths_of, measure_decode
-from engine import limits_of
+from engine import device_of, limits_of
 from results import Figure, add_json_option, print_figures, read_result, revision, write_result
+from traffic import step_traffic
 
 from ingot import LLM, SamplingParams
 from ingot.bench.children import ChildError, run_command
@@ -89,6 +91,8 @@ def main() -> None:
         for _ in range(options.rounds)
     ]
     found |= of_rounds(rounds)
+    batches = [int(text) for text in options.batch.split(",") if int(text)]
+    found |= copy_figures(names, found, batches)
     versions: dict[str, str] = {}
     if _PEER in asked:
         figures, versions = run_peer(options, parse_mesh(mesh_in(options.meshes[0])).get("tp", 1))
@@ -150,13 +154,44 @@ def of_rounds(rounds: Sequence[Mapping[str, Mapping[str, Figure]]]) -> dict[str,
     return found
 
 
+def copy_figures(
+    artifacts: Mapping[str, Path], found: Mapping[str, Figure], batches: Sequence[int]
+) -> dict[str, Figure]:
+    """Return the bandwidth of a plain copy, and the share of it that decode steps of `batches` in `found` reach.
+
+    `artifacts` are the paths by the names of figures. The bytes are those of one rank. An artifact with stages has no
+    share.
+    """
+    tp_alone = {name: path for name, path in artifacts.items() if STAGES not in parse_mesh(mesh_in(path))}
+    steps = {
+        (name, batch): figure
+        for name in tp_alone
+        for batch in batches
+        if (figure := found.get(f"{name}.batch_{batch}_step")) is not None
+    }
+    if not steps:
+        return {}
+    code = "import sys; from copy_bandwidth import copy_bandwidth; print(copy_bandwidth(sys.argv[1]))"
+    device = device_of(next(iter(tp_alone.values())))
+    command = [sys.executable, "-c", code, device]
+    done = subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True, check=True)
+    copy = float(done.stdout)
+    shares = {"copy": Figure(value=copy, unit="B/s", what="a plain copy of one device, read and written, the best")}
+    for (name, batch), step in steps.items():
+        share = step_traffic(tp_alone[name], batch, lengths_of(batch).context).bytes / step.value / copy
+        shares[f"{name}.batch_{batch}_of_copy"] = Figure(
+            value=share, unit="", what=f"{step.what}: its bytes of one rank, of the copy's bandwidth"
+        )
+    return shares
+
+
 def with_ratios(found: Mapping[str, Figure]) -> dict[str, Figure]:
     """Return figures, and how many times faster each mesh is: than one device, and than the peer."""
     more = dict[str, Figure]()
     for key, own in found.items():
         name, _, figure = key.partition(".")
         more[key] = own
-        if name in ("one", _PEER):
+        if name in ("one", _PEER) or figure.endswith("_of_copy"):
             continue
         for other, ending, text in (("one", "faster", "faster by"), (_PEER, "than_peer", "faster than vLLM by")):
             if (theirs := found.get(f"{other}.{figure}")) is not None:

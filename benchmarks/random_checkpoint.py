@@ -75,8 +75,8 @@ _QWEN3 = {
     "tie_word_embeddings": True,
 }
 # Shapes with Llama's field names. The sizes are those of config.json of the published checkpoints:
-# meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, and google/gemma-3-4b-pt, whose
-# language model is described in text_config.
+# meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, Qwen/Qwen3-32B, and
+# google/gemma-3-4b-pt, whose language model is described in text_config.
 SHAPES: Mapping[str, Config] = {
     "1b": {
         **_LLAMA,
@@ -96,6 +96,15 @@ SHAPES: Mapping[str, Config] = {
     },
     "qwen3-0.6b": {**_QWEN3, "hidden_size": 1024, "intermediate_size": 3072},
     "qwen3-1.7b": {**_QWEN3, "hidden_size": 2048, "intermediate_size": 6144},
+    "qwen3-32b": {
+        **_QWEN3,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "max_window_layers": 64,
+        "num_attention_heads": 64,
+        "tie_word_embeddings": False,
+    },
     "gemma-3-4b": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
