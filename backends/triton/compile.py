@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,10 +107,38 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
             f"triton cannot compile {launch.kernel.fn.__name__}: {type(error).__name__}: {error}"[:2000],
             hint="compile with --backend reference, and report this",
         ) from error
+    if early_writes(built.asm.get("ttgir", "")):
+        raise BackendError(
+            f"triton writes registers of {launch.kernel.fn.__name__} that an unfinished matmul still reads",
+            expected="a use of the matmul's result in the loop, as by `complete` (kernels/quant/tile.py)",
+            hint="compile with --backend reference, and report this",
+        )
     metadata = built.metadata
     if metadata.global_scratch_size:
         raise BackendError(f"the kernel {launch.kernel.fn.__name__} needs global scratch", expected="none")
     return Cubin(built.asm["cubin"], metadata.name, metadata.num_warps, metadata.shared)
+
+
+# Results and first operands of Hopper's matmuls in Triton's IR, and their waits. A first operand is a tensor in registers
+# or a descriptor of shared memory. `pendings` is how many matmuls may be unfinished after a wait.
+_MATMUL = re.compile(r"ttng\.warp_group_dot %.* : (?P<first>tensor|!ttg\.memdesc)<")
+_WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (?P<pendings>\d+)")
+
+
+def early_writes(ttgir: str) -> bool:
+    """Return whether a loop may write the first operand of a matmul before the matmul has read it.
+
+    `ttgir` is Triton's IR for a GPU. Triton 3.6 splits a matmul whose first operand is in registers, and in each part
+    waits for the others' registers too late (triton-lang/triton, issue 9433). No wait of such a matmul may leave
+    others unfinished.
+    """
+    registers = False
+    for line in ttgir.splitlines():
+        if found := _MATMUL.search(line):
+            registers = found["first"] == "tensor"
+        elif registers and (found := _WAIT.search(line)) and int(found["pendings"]) > 0:
+            return True
+    return False
 
 
 def _pointer(value: Value) -> str:

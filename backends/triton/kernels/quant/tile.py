@@ -318,7 +318,7 @@ def _add_block(
         first = tl.join(quarter(words, zero, 0, ELEMENTS, DTYPE), quarter(words, zero, 2, ELEMENTS, DTYPE))
         second = tl.join(quarter(words, zero, 1, ELEMENTS, DTYPE), quarter(words, zero, 3, ELEMENTS, DTYPE))
         weights = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 3, 1)), (BLOCK_N, COLUMNS))
-        part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
+        part = complete(tl.dot(weights, tl.trans(tokens), part, input_precision="ieee"), ELEMENTS)
     else:
         at = base + local[:, None] * ELEMENTS.words + start + k[None, :]
         if WHOLE:
@@ -332,7 +332,7 @@ def _add_block(
         if ELEMENTS.zeros:
             weights -= zero.to(DTYPE)[:, None]
         if not APART:
-            part = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
+            part = complete(tl.dot(weights, tl.trans(tokens), result, input_precision="ieee"), ELEMENTS)
         elif tl.int8 == DTYPE:
             part = tl.dot(weights, tl.trans(tokens), out_dtype=tl.int32).to(tl.float32)
         else:
@@ -345,6 +345,19 @@ def _add_block(
     if ELEMENTS.x_columns > 0:
         part *= of_x[None, :]
     return result + part
+
+
+@triton.jit
+def complete(sums, ELEMENTS: tl.constexpr):
+    """Return `sums`, the result of a matmul, when the matmul is complete.
+
+    Without a use of the sums in the loop, Triton 3.6 waits for a matmul one iteration later. Converted weights, which
+    tensor cores read from registers, are overwritten before (triton-lang/triton, issue 9433): results were NaN on an
+    H200. The assembly is a use without an instruction.
+    """
+    if ELEMENTS.assembly:
+        return tl.inline_asm_elementwise("", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
+    return sums
 
 
 @triton.jit
