@@ -26,6 +26,11 @@ _LEAST = {torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9, torch.float8_e8
 # The parts that belong to the input or the result of a linear. Linears that read one value can share them.
 SHARED_PARTS = frozenset({"order", "input_scale", "rotation_in", "rotation_out"})
 
+# Elements of a weight that are quantized at once on a CPU. Each step makes a tensor of them. If these are small, their
+# memory is reused, and larger ones get new pages from the system. Measured for int4_g128 on two cores, in MB/s of bf16:
+# 377 for matrices of 3 million elements at once, 902 for 2^19, and 469 for 2^17, for which torch's threads wait.
+_ELEMENTS_AT_ONCE = 1 << 19
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -282,6 +287,20 @@ def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
         raise ValueError(f"the weight alone does not determine {' and '.join(missing)}")
     if format.element == KEPT:
         return {"weight": format.layout.pack(tensor).contiguous()}
+    made = [_quantize(rows, format) for rows in tensor.split(_rows_at_once(tensor, format))]
+    return made[0] if len(made) == 1 else {part: torch.cat([one[part] for one in made]) for part in format.parts}
+
+
+def _rows_at_once(tensor: torch.Tensor, format: Format) -> int:
+    """Return how many rows of a weight to quantize at once: all of them if they share a scale, or are on a GPU."""
+    count, columns = tensor.shape
+    if not format.row_by_row or tensor.device.type != "cpu":
+        return count
+    together = format.granule(0)
+    return max(_ELEMENTS_AT_ONCE // columns // together, 1) * together
+
+
+def _quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
     wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     outer = _outer_scales(wide, format)
     level, element = format.levels[0], ELEMENTS[format.element]

@@ -14,6 +14,7 @@ from ingot.ir.errors import CheckpointError, InternalError, OptionError, VerifyE
 from ingot.ir.formats import (
     ELEMENTS,
     FORMATS,
+    SHARED_PARTS,
     Activations,
     Format,
     Scales,
@@ -133,6 +134,27 @@ def test_rows_may_be_merged_before_or_after(name: str) -> None:
     for part, first in r.quantize(a, name).items():
         after = r.concat([first, r.quantize(b, name)[part]])
         assert torch.equal(merged[part].execute(stored.__getitem__), after.execute(stored.__getitem__))
+
+
+@pytest.mark.parametrize("at_once", [1, 640, 1 << 14])
+@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.levels and not one.rotated])
+def test_a_large_weight_is_quantized_some_rows_at_once(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts are those of all rows at once, bit for bit."""
+    one = FORMATS[name]
+    if set(one.parts) & SHARED_PARTS:
+        pytest.skip("the weight alone does not determine the parts")
+    matrix = torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    if one.obstacle((300, 256)):
+        matrix = matrix[:256]
+    wanted = quantize(matrix, one)
+    monkeypatch.setattr("ingot.ir.formats.format._ELEMENTS_AT_ONCE", at_once)
+    found = quantize(matrix, one)
+    assert list(found) == list(wanted)
+    for part, tensor in wanted.items():
+        assert (found[part].dtype, found[part].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[part].view(torch.uint8), tensor.view(torch.uint8)), part
 
 
 def test_one_scale_for_all_rows_does_not_merge() -> None:
