@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -149,11 +150,17 @@ class Recipe:
     def _results(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None) -> Results:
         if self.step == "source":
             return read(str(self.attr("name")))
-        args = [recipe.execute(read, memo) for recipe in self.inputs]
+        return self.apply(STEPS[self.step], [recipe.execute(read, memo) for recipe in self.inputs])
+
+    def apply(self, function: "Step", args: list[torch.Tensor]) -> Results:
+        """Return what `function`, the meaning of this recipe's last step, makes of the tensors of its inputs.
+
+        Raises CheckpointError if the step does not fit the tensors.
+        """
         try:
             if self.step == "shard":
                 _check_shard_of_quantized(self, args[0])
-            return STEPS[self.step](args, dict(self.attrs))
+            return function(args, dict(self.attrs))
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(list(arg.shape)) for arg in args)
             problem = f"{type(error).__name__}: {error}"
@@ -176,14 +183,38 @@ def _int(value: Attr) -> int:
     return value
 
 
-def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+def sliced(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    """Return the elements that a slice step with these `attrs` takes. Of runs of one element, it is a strided view."""
     dim, begin, end = _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"])
     if "every" not in attrs:
         return tensor.narrow(dim, begin, end - begin)
     dim += tensor.dim() if dim < 0 else 0
     runs: torch.Tensor = tensor.unflatten(dim, (-1, _int(attrs["every"])))
-    # Of runs of one element, `flatten` returns a strided view.
-    return runs.narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1).contiguous()
+    return runs.narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1)
+
+
+def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    taken = sliced(tensor, attrs)
+    return taken.contiguous() if "every" in attrs else taken
+
+
+def _stack(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Stack tensors: as a view if they lie one after another in one storage, as experts of a stacked tensor do."""
+    first = tensors[0]
+    if dim == 0 and len(tensors) > 1 and all(_is_next(*pair) for pair in pairwise(tensors)):
+        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack(tensors, dim)
+
+
+def _is_next(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two row-major tensors of one type are neighbours in memory."""
+    return (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+        and one.is_contiguous()
+        and other.is_contiguous()
+        and int(other.storage_offset()) == int(one.storage_offset()) + one.numel()
+    )
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
@@ -281,7 +312,7 @@ STEPS: dict[str, Step] = {
     "source": lambda args, attrs: args[0],
     "slice": lambda args, attrs: _slice(args[0], attrs),
     "concat": lambda args, attrs: torch.cat(args, _int(attrs["dim"])),
-    "stack": lambda args, attrs: torch.stack(args, _int(attrs["dim"])),
+    "stack": lambda args, attrs: _stack(args, _int(attrs["dim"])),
     "reshape": lambda args, attrs: args[0].reshape(_ints(attrs["shape"])),
     "permute": lambda args, attrs: args[0].permute(_ints(attrs["dims"])).contiguous(),
     "pad": lambda args, attrs: _pad(args[0], attrs),

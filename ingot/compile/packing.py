@@ -9,17 +9,18 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ingot.compile.folder_writer import FolderWriter, WritableFiles
-from ingot.frontend.safetensors_header import read_header
+from ingot.compile.pieces import Pieces, pieces_of
+from ingot.compile.tensor_file import write_tensors
 from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import ONE_DEVICE, Mesh, ranks
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
 
-# The tensors of a file stay in memory until it is written. Loading reads files in parallel.
+# Computed tensors of a file stay in memory until it is written. Those of the checkpoint do not: they are pages of its
+# files. Loading reads files in parallel.
 SHARD_BYTES = 1 << 30
 # Files that are written while the next one's tensors are made: one thread copies about as fast as it makes tensors.
 WRITERS = 3
@@ -107,10 +108,10 @@ def pack_weights(
             if mesh and any(one.kind == "shard" for one in spec.placement):
                 place["parts"] = [{} for _ in ranks(mesh)]
                 for rank, part in zip(ranks(mesh), place["parts"], strict=True):
-                    tensor = _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo))
+                    tensor = _made(name, spec, pieces_of(spec.recipe.for_rank(rank), read, memo))
                     total += files_in(*path, f"rank{rank.index}").add(name, tensor, part)
             else:
-                total += files_in(*path).add(name, _made(name, spec, spec.recipe.execute(read, memo)), place)
+                total += files_in(*path).add(name, _made(name, spec, pieces_of(spec.recipe, read, memo)), place)
             memo = {step: results for step, results in memo.items() if waiting[step] > 0}
             on_done(done, len(specs))
         for files in made.values():
@@ -149,15 +150,14 @@ def _index(
     return index
 
 
-def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of the param `name` in row-major layout. Its recipe (the steps that make it) returned `tensor`.
+def _made(name: str, spec: ParamSpec, pieces: Pieces) -> Pieces:
+    """Return the pieces of the param `name`, which its recipe (the steps that make it) returned.
 
-    Raises CheckpointError if `tensor` does not have the param's type.
+    Raises CheckpointError if they are not of the param's type. The file has them in row-major layout.
     """
-    tensor = tensor.contiguous()
-    if problem := spec.type.mismatch(tensor):
+    if problem := spec.type.mismatch(pieces.meta()):
         raise CheckpointError(f"the weight '{name}' has {problem}", where=str(spec.recipe))
-    return tensor
+    return pieces
 
 
 class _Saving(AbstractContextManager["_Saving"]):
@@ -178,7 +178,7 @@ class _Saving(AbstractContextManager["_Saving"]):
         while error is None and self._begun:
             self._begun.popleft().result()
 
-    def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
+    def save(self, file: str, tensors: Mapping[str, Pieces], places: Mapping[str, dict[str, Any]]) -> None:
         """Start to write `tensors` to `file` in the background.
 
         `places` has a dict for each tensor. When the file is written, the dict receives the keys "file" and "offset".
@@ -188,17 +188,11 @@ class _Saving(AbstractContextManager["_Saving"]):
             self._begun.popleft().result()
         self._begun.append(self._threads.submit(self._save, file, tensors, places))
 
-    def _save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
-        path = self._writer.path(file)
-        save_file(dict(tensors), path)
+    def _save(self, file: str, tensors: Mapping[str, Pieces], places: Mapping[str, dict[str, Any]]) -> None:
+        offsets = write_tensors(self._writer.path(file), tensors)
         self._writer.sync_soon(file)
-        for name, info in read_header(path).items():
-            places[name].update(file=file, offset=info.begin)
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two row-major tensors share bytes."""
-    return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes
+        for name, offset in offsets.items():
+            places[name].update(file=file, offset=offset)
 
 
 @dataclass
@@ -211,21 +205,19 @@ class _Files:
     saving: _Saving
     folder: str
     file_bytes: int
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Pieces] = field(default_factory=dict)
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     written: int = 0
 
-    def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
+    def add(self, name: str, tensor: Pieces, place: dict[str, Any]) -> int:
         """Add a tensor, and return its size in bytes.
 
         `place` receives "file" and "offset" when the tensor's file is written.
         """
-        # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
-        taken = any(_overlap(tensor, other) for other in self.tensors.values())
-        self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place
-        if sum(item.numel() * item.element_size() for item in self.tensors.values()) >= self.file_bytes:
+        self.tensors[name], self.places[name] = tensor, place
+        if sum(item.nbytes for item in self.tensors.values()) >= self.file_bytes:
             self.flush()
-        return tensor.numel() * tensor.element_size()
+        return tensor.nbytes
 
     def flush(self) -> None:
         if not self.tensors:

@@ -4,7 +4,7 @@ Each tensor that stores the stack has the experts on its first axis, and then th
 expert's matrix is stored as any other, also where one scale is for all of its rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -19,10 +19,10 @@ def is_stack(part: str, dims: int, format: Format) -> bool:
     return dims > len(format.types(format.layout.tile, torch.float32)[part].shape)
 
 
-def quantize_stack(matrices: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
+def quantize_stack(matrices: Iterable[torch.Tensor], format: Format) -> dict[str, torch.Tensor]:
     """Store each matrix of a stack [E, N, K] in `format`, and return the tensors by part name.
 
-    Raises ValueError as `quantize` does.
+    `matrices` is the stack, or yields its matrices. Raises ValueError as `quantize` does.
     """
     made = [quantize(matrix, format) for matrix in matrices]
     return {part: torch.stack([one[part] for one in made]) for part in format.parts}
