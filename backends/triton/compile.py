@@ -119,8 +119,8 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     return Cubin(built.asm["cubin"], metadata.name, metadata.num_warps, metadata.shared)
 
 
-# Results and first operands of Hopper's matmuls in Triton's IR, and their waits. A first operand is a tensor in registers
-# or a descriptor of shared memory. `pendings` is how many matmuls may be unfinished after a wait.
+# Hopper's matmuls in Triton's IR, and their waits. A first operand is a tensor in registers or a descriptor of shared
+# memory. `pendings` is how many matmuls may be unfinished after a wait.
 _MATMUL = re.compile(r"ttng\.warp_group_dot %.* : (?P<first>tensor|!ttg\.memdesc)<")
 _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (?P<pendings>\d+)")
 

@@ -316,7 +316,7 @@ def _group_candidates(problem: ExpertsProblem, machine: Machine) -> Iterator[Any
     weight_bits = 8 * itemsize
     if problem.packing != PLAIN:
         weight_bits = ELEMENTS[find_format(problem.packing).element].bits
-    for block_n, block_k, warps, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (1, 2, 3)):
+    for block_n, block_k, warps, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (1, 2, 3, 4)):
         row = parts * block_n * weight_bits // 8 + problem.block * itemsize
         stages = min(6, (shared_memory(machine.sm) // programs - 4096) // (row * block_k))
         # A thread holds up to 128 sums, and a program of few rows has few warps.

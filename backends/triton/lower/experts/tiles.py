@@ -132,8 +132,10 @@ def quant_group_tiles(columns: int, depth: int, gated: bool, block: int, form: S
     Sums of a block of columns are in registers besides those of all columns, so tiles have at most 64 rows with a gate.
     """
     many = block >= 64
-    rows = _TILE_F32 if form.codes is torch.float32 else 128 if many and not gated else 64
-    blocks = max(1, min(64 if many else 128, depth) // form.block_k)
+    # Sums of all columns alone, which several small programs of a multiprocessor compute: one waits, another converts.
+    folded = form.elements.fold >= 0 and block > 16
+    rows = _TILE_F32 if form.codes is torch.float32 else 128 if (many or folded) and not gated else 64
+    blocks = max(1, min(64 if many or folded else 128, depth) // form.block_k)
     block_k = form.block_k * (power_of_two(blocks + 1) // 2)  # the largest power of two that is not above
     staged = stage_bytes(form, rows, block_k, gated, block)
     stages = max(2, min(3 if many else 6, shared_memory(sm) // (1 if many else 2) // staged - 1))
