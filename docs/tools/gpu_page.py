@@ -17,6 +17,7 @@ SHAPES = {
     "8b": "Llama 3.1 8B",
     "qwen3-0.6b": "Qwen3 0.6B",
     "qwen3-1.7b": "Qwen3 1.7B",
+    "qwen3-32b": "Qwen3 32B",
     "gemma-3-4b": "Gemma 3 4B",
     "phi-2": "Phi-2",
     "gpt2-2.7b": "GPT-2 of 2.7 B",
@@ -27,9 +28,10 @@ SHAPES = {
 }
 HEAD = """\
 All models have random weights of the published shape, in bfloat16. A name in parentheses is the format of quantized
-weights, as (fp8), or marks a further run of the same model, as (load). Of quantized weights and of mixtures of experts,
-all engines read one checkpoint. Cells of other engines end with how many times faster Ingot is; below 1 × the other
-engine is faster. [Conditions](#conditions-on-{anchor}) lists command, date and versions of each row.
+weights, as (fp8), or marks a further run of the same model, as (load). With (tp2), two GPUs share each layer, and bytes
+are those of one. Of quantized weights and of mixtures of experts, all engines read one checkpoint. Cells of other
+engines end with how many times faster Ingot is; below 1 × the other engine is faster.
+[Conditions](#conditions-on-{anchor}) lists command, date and versions of each row.
 """
 DECODE = """\
 One step of the whole engine, with scheduling and sampling, after prompts of 128 tokens: the time of long outputs minus
@@ -136,9 +138,10 @@ def sequences(count: str) -> str:
 def label_of(result: Result) -> str:
     """The model, and in parentheses the name of a further run of it."""
     shape = str(result.settings["shape"])
+    kind, _, name = result.name.partition("_")
     beyond = ""
-    if result.name.startswith("gpu_"):
-        beyond = result.name.removeprefix(gpu_result(shape)).strip("_").replace("_", " ")
+    if kind in ("gpu", "decode"):
+        beyond = name.removeprefix(gpu_result(shape).removeprefix("gpu_")).strip("_").replace("_", " ")
     return SHAPES[shape] + (f" ({beyond})" if beyond else "")
 
 
