@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.quant.elements import converted, outer_scales, quarter, scale_value, zero_of
+from ingot.backends.triton.kernels.quant.elements import converted, outer_scales, quarter, scale_value, operand_of
 
 
 @triton.jit
@@ -60,10 +60,10 @@ def dequantize(
             zero = tl.load(zeros + block)
         else:
             zero = tl.full((ROWS, PARTS), ELEMENTS.offset, tl.int16)
-        zero = tl.broadcast_to(zero_of(zero, ELEMENTS, DTYPE)[:, :, None], (ROWS, PARTS, WORDS))
+        operand = tl.broadcast_to(operand_of(zero, ELEMENTS, DTYPE)[:, :, None], (ROWS, PARTS, WORDS))
         # The four quarters of a word, side by side in the order of columns.
-        even = tl.join(quarter(stored, zero, 0, ELEMENTS, DTYPE), quarter(stored, zero, 2, ELEMENTS, DTYPE))
-        odd = tl.join(quarter(stored, zero, 1, ELEMENTS, DTYPE), quarter(stored, zero, 3, ELEMENTS, DTYPE))
+        even = tl.join(quarter(stored, operand, 0, ELEMENTS, DTYPE), quarter(stored, operand, 2, ELEMENTS, DTYPE))
+        odd = tl.join(quarter(stored, operand, 1, ELEMENTS, DTYPE), quarter(stored, operand, 3, ELEMENTS, DTYPE))
         numbers = tl.join(even, odd).to(tl.float32) * scale[:, :, None, None, None]
     else:
         k = tl.arange(0, COLUMNS)

@@ -30,23 +30,21 @@ def converted(stored, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return element number NTH (0 to 3) of each word of four elements of four bits, minus its zero point.
+def quarter(words, operand, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return element number NTH (0 to 3) of each word of four elements of four bits.
 
-    `words` [rows, words] are i16. `zero` [rows, words] is `zero_of` the zero points. f4e2m1 has none: with folded
-    scales, `zero` are the `factors_of` scales, by which elements are multiplied.
+    `words` [rows, words] are i16. `operand` [rows, words] is `operand_of` zero points, which are subtracted from
+    integers. f4e2m1 is multiplied by it: it may also be the `factors_of` scales.
     """
-    if ELEMENTS.element == "f4e2m1" and ELEMENTS.fold >= 0:
-        return _e2m1_scaled(words, zero, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.element == "f4e2m1":
-        return _e2m1(words, NTH, ELEMENTS, DTYPE)
+        return _e2m1(words, operand, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a; shr.u32 a, $1, "
             + _SHIFTS[NTH]
             + "; lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea; sub.rn.bf16x2 $0, a, $2; }",
             "=r,r,r",
-            [words, zero],
+            [words, operand],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=2,
@@ -57,57 +55,23 @@ def quarter(words, zero, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.co
             + _SHIFTS[NTH]
             + "; lop3.b32 a, a, 0x000f000f, 0x64006400, 0xea; sub.rn.f16x2 $0, a, $2; }",
             "=r,r,r",
-            [words, zero],
+            [words, operand],
             dtype=tl.float16,
             is_pure=True,
             pack=2,
         )
     else:
-        return ((words >> (4 * NTH)) & 15).to(DTYPE) - zero
+        return ((words >> (4 * NTH)) & 15).to(DTYPE) - operand
 
 
 @triton.jit
-def _e2m1(words, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the f4e2m1 number NTH (0 to 3) of each word. `words` [rows, words] are i16."""
+def _e2m1(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the f4e2m1 number NTH (0 to 3) of each word, times a factor.
+
+    `words` [rows, words] are i16. `factors` [rows, words] are in DTYPE, with the power of two of `_moved_by`.
+    """
     # Exponent and mantissa move to bits 6 to 8 of bf16, whose exponent is then 126 too small, or to bits 9 to 11 of
     # f16, 14 too small. The sign moves to bit 15. 0xea is the truth table of (a & b) | c.
-    if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 a, b, c; mov.b32 c, 0x7e807e80; "
-            + _moved(4 * NTH, 6, "a")
-            + _moved(4 * NTH + 3, 15, "b")
-            + "and.b32 a, a, 0x01c001c0; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.bf16x2 $0, a, c; }",
-            "=r,r",
-            [words],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    elif ELEMENTS.assembly and tl.float16 == DTYPE:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 a, b, c; mov.b32 c, 0x74007400; "
-            + _moved(4 * NTH, 9, "a")
-            + _moved(4 * NTH + 3, 15, "b")
-            + "and.b32 a, a, 0x0e000e00; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.f16x2 $0, a, c; }",
-            "=r,r",
-            [words],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        bits = (words >> (4 * NTH)).to(tl.int32)
-        exponent, mantissa = (bits >> 1) & 3, bits & 1
-        doubled = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.maximum(exponent, 1) - 1)).to(tl.float32)
-        return tl.where((bits & 8) != 0, -0.5 * doubled, 0.5 * doubled).to(DTYPE)
-
-
-@triton.jit
-def _e2m1_scaled(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the f4e2m1 number NTH (0 to 3) of each word, times its scale and 2**-ELEMENTS.fold.
-
-    `factors` [rows, words] are `factors_of` the scales, in DTYPE.
-    """
     if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a, b; "
@@ -120,17 +84,32 @@ def _e2m1_scaled(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYP
             is_pure=True,
             pack=2,
         )
+    elif ELEMENTS.assembly and tl.float16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b; "
+            + _moved(4 * NTH, 9, "a")
+            + _moved(4 * NTH + 3, 15, "b")
+            + "and.b32 a, a, 0x0e000e00; lop3.b32 a, b, 0x80008000, a, 0xea; mul.rn.f16x2 $0, a, $2; }",
+            "=r,r,r",
+            [words, factors],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
     else:
-        return _e2m1(words, NTH, ELEMENTS, DTYPE) * factors
+        bits = (words >> (4 * NTH)).to(tl.int32)
+        exponent, mantissa = (bits >> 1) & 3, bits & 1
+        doubled = tl.where(exponent == 0, mantissa, (2 + mantissa) << (tl.maximum(exponent, 1) - 1)).to(tl.float32)
+        return tl.where((bits & 8) != 0, -0.5 * doubled, 0.5 * doubled).to(DTYPE) * factors
 
 
 @triton.jit
 def factors_of(scales, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return stored scales as the numbers of DTYPE by which `quarter` multiplies elements.
 
-    These are scales times 2**-ELEMENTS.fold, and also times 2**126 if `quarter` moves the bits of elements.
+    These are scales times 2**-ELEMENTS.fold, and also times the power of two of `_moved_by`.
     """
-    ADDED: tl.constexpr = (126 if ELEMENTS.assembly and tl.bfloat16 == DTYPE else 0) - ELEMENTS.fold
+    ADDED: tl.constexpr = _moved_by(ELEMENTS.assembly, DTYPE) - ELEMENTS.fold
     if ELEMENTS.scale_kind == "e8m0" and tl.bfloat16 == DTYPE:
         exponent = scales.to(tl.int16) + ADDED
         if ADDED < 0:
@@ -163,11 +142,14 @@ def outer_scales(outer, row, ELEMENTS: tl.constexpr):
 
 
 @triton.jit
-def zero_of(zero, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return zero points (0 to 15) as `quarter` subtracts them.
+def operand_of(zero, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return what `quarter` subtracts from integers, or multiplies f4e2m1 by, which has no zero point.
 
-    They include the 128 or 1024 that its conversion adds. `zero` are integers.
+    `zero` are the zero points (0 to 15), as integers. The result includes the 128 or 1024 that the conversion of an
+    integer adds, or is the power of two of `_moved_by`.
     """
+    if ELEMENTS.element == "f4e2m1":
+        return tl.full(zero.shape, 2.0 ** _moved_by(ELEMENTS.assembly, DTYPE), DTYPE)
     added: tl.constexpr = _added(ELEMENTS.assembly, DTYPE)
     return (zero.to(tl.int16) + added).to(DTYPE)
 
@@ -177,6 +159,14 @@ def _added(assembly, dtype):
     if not assembly:
         return 0
     return {"bf16": 128, "fp16": 1024}.get(dtype.name, 0)
+
+
+@triton.constexpr_function
+def _moved_by(assembly, dtype):
+    """Return the power of two by which the exponent of moved bits of an f4e2m1 is too small."""
+    if not assembly:
+        return 0
+    return {"bf16": 126, "fp16": 14}.get(dtype.name, 0)
 
 
 _SHIFTS = tl.constexpr(("0", "4", "8", "12"))

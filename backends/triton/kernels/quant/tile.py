@@ -20,7 +20,7 @@ from ingot.backends.triton.kernels.quant.elements import (
     outer_scales,
     quarter,
     scale_value,
-    zero_of,
+    operand_of,
 )
 
 
@@ -303,9 +303,9 @@ def _add_block(
         QUARTER: tl.constexpr = COLUMNS // 4
         j = tl.arange(0, QUARTER)
         if ELEMENTS.fold >= 0:
-            zero = _side_by_side(scale, QUARTER, ELEMENTS, DTYPE)
+            operand = _side_by_side(scale, QUARTER, ELEMENTS, DTYPE)
         else:
-            zero = tl.broadcast_to(zero_of(zero, ELEMENTS, DTYPE)[:, None], (BLOCK_N, QUARTER))
+            operand = tl.broadcast_to(operand_of(zero, ELEMENTS, DTYPE)[:, None], (BLOCK_N, QUARTER))
         at = base + local[:, None] * ELEMENTS.words + start // 4 + j[None, :]
         if WHOLE:
             words = tl.load(at, eviction_policy="evict_first")
@@ -315,10 +315,10 @@ def _add_block(
             tokens = tl.load(x_rows, mask=start < K, other=0.0)
         # One matmul of the four quarters. They are brought side by side without moving a register, while each of four
         # matmuls would wait for the tensor cores.
-        first = tl.join(quarter(words, zero, 0, ELEMENTS, DTYPE), quarter(words, zero, 2, ELEMENTS, DTYPE))
-        second = tl.join(quarter(words, zero, 1, ELEMENTS, DTYPE), quarter(words, zero, 3, ELEMENTS, DTYPE))
+        first = tl.join(quarter(words, operand, 0, ELEMENTS, DTYPE), quarter(words, operand, 2, ELEMENTS, DTYPE))
+        second = tl.join(quarter(words, operand, 1, ELEMENTS, DTYPE), quarter(words, operand, 3, ELEMENTS, DTYPE))
         weights = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 3, 1)), (BLOCK_N, COLUMNS))
-        part = complete(tl.dot(weights, tl.trans(tokens), part, input_precision="ieee"), ELEMENTS)
+        part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
     else:
         at = base + local[:, None] * ELEMENTS.words + start + k[None, :]
         if WHOLE:
@@ -332,13 +332,13 @@ def _add_block(
         if ELEMENTS.zeros:
             weights -= zero.to(DTYPE)[:, None]
         if not APART:
-            part = complete(tl.dot(weights, tl.trans(tokens), result, input_precision="ieee"), ELEMENTS)
+            part = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         elif tl.int8 == DTYPE:
             part = tl.dot(weights, tl.trans(tokens), out_dtype=tl.int32).to(tl.float32)
         else:
             part = tl.dot(weights, tl.trans(tokens), input_precision="ieee", out_dtype=tl.float32)
     if not APART:
-        return part
+        return complete(part, ELEMENTS)
     # Terms past column K are zeros, whatever scale multiplies them.
     if OF_SUMS:
         part *= scale[:, None]
