@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.quant.elements import converted, outer_scales, quarter, scale_value, operand_of
+from ingot.backends.triton.kernels.quant.elements import converted, operand_of, outer_scales, quarter, scale_value
 
 
 @triton.jit

@@ -17,10 +17,10 @@ from ingot.backends.triton.kernels.linear.parts import finish
 from ingot.backends.triton.kernels.quant.elements import (
     converted,
     factors_of,
+    operand_of,
     outer_scales,
     quarter,
     scale_value,
-    operand_of,
 )
 
 
