@@ -1,7 +1,8 @@
 """Measure everything for one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
     python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
-        [--site FOLDER] [--format int4_g128] [--checkpoints FOLDER] [--name NAME] [--revision COMMIT]
+        [--site FOLDER] [--peer-caches FOLDER] [--format int4_g128] [--checkpoints FOLDER] [--name NAME]
+        [--revision COMMIT]
 
 checkpoint     random weights of the shape, unless --work has them already
 compile        compile-model with empty caches                                    compile_time.py
@@ -16,9 +17,10 @@ A failed part is recorded as missing with its reason, and the next one begins. T
 that an interrupted call keeps its measurements. A later call with the same --work adds to it, if commit and packages
 are the same. So does a call for another peer or another version of it: `--only checkpoint,peer --peer sglang --site
 FOLDER`. A peer is measured with the loads of serve, unless `--skip` names serve, and its starts if cold_start is
-measured. With --format, linears of the checkpoint are quantized (quantized_weights.py), and the peer reads it too, as
-that of a mixture of experts (mixtures.py), whose weights decide the experts that a step reads; else it makes its own
-weights. `--checkpoints /dev/shm` keeps a large checkpoint in memory, and a disk has room for the artifact.
+measured, but not with `--peer-caches`, which an earlier start may have filled. With --format, linears of the checkpoint
+are quantized (quantized_weights.py), and the peer reads it too, as that of a mixture of experts (mixtures.py), whose
+weights decide the experts that a step reads; else it makes its own weights. `--checkpoints /dev/shm` keeps a large
+checkpoint in memory, and a disk has room for the artifact.
 """
 
 import argparse
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--format", choices=FORMATS, help="the format of the checkpoint's linears; not given: bfloat16")
     parser.add_argument("--peer", choices=PEERS, default="vllm")
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
+    parser.add_argument("--peer-caches", type=Path, help="a folder for the peer's caches")
     parser.add_argument(
         "--name", help="name of the result, if gpu_SHAPE is taken by another run; as in gpu_8b_long_prompt"
     )
@@ -165,6 +168,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     load = shlex.split(options.load)
     serving = ["--no-serve"] if "serve" in options.skip else load
     starts = [] if "cold_start" in asked_parts(options) else ["--one-start"]
+    caches = ["--caches", options.peer_caches] if options.peer_caches else []
     drawn = ["--format", options.format] if options.format else []
     read = ["--load-format", "auto"] if options.format or options.shape in MIXTURES else []
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, *drawn, checkpoint]
@@ -173,7 +177,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     yield "cold_start", [HERE / "cold_start.py", artifact]
     yield "serve", [HERE / "serve.py", artifact, *load]
     asked = ["--peer", options.peer, "--batch", options.batch, "--timeout", str(options.seconds), *site, *starts]
-    yield "peer", [HERE / "peer.py", checkpoint, *asked, *read, *serving]
+    yield "peer", [HERE / "peer.py", checkpoint, *asked, *caches, *read, *serving]
     yield "compile_again", [*compiling, "cached,few"]
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/mesh.py ONE MESH [MESH …] [--rounds 1] [--batch 1,32] [--prompt 4000] [--requests 512]
         [--input 512] [--output 256] [--busy 64] [--starts 3] [--peer-site FOLDER --checkpoint FOLDER]
-        [--only one,mesh,peer] [--json FILE]
+        [--peer-caches FOLDER] [--only one,mesh,peer] [--json FILE]
 
 Each artifact runs in a process of its own, through `ingot.LLM`, with CUDA graphs captured before. decode_method.py
 measures decode steps. The first token of a long prompt is the shortest of three tries with other prompts. Then all
@@ -14,8 +14,8 @@ for meshes, such as one with sums by NCCL, are compared by their names. The byte
 
 All artifacts run in turns, as often as `--rounds` says, so that a change of the machine reaches all of them. A figure
 is the median of the rounds. The peer is vLLM in FOLDER, with the tensor parallelism of the first mesh; peer.py measures
-it on the checkpoint, once, after the rounds. `--only` measures a part: the figures of the others stay in the file of
-`--json`, if they are of the same commit.
+it on the checkpoint, once, after the rounds, with the caches of `--peer-caches`, if given. `--only` measures a part:
+the figures of the others stay in the file of `--json`, if they are of the same commit.
 """
 
 import argparse
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=64, help="requests that keep the stages of an artifact busy")
     parser.add_argument("--starts", type=int, default=3, help="new processes whose first token is timed")
     parser.add_argument("--peer-site", type=Path, help="a folder to import vLLM from")
+    parser.add_argument("--peer-caches", type=Path, help="a folder for vLLM's caches; its start is not measured then")
     parser.add_argument("--checkpoint", type=Path, help="the checkpoint of the artifacts, for vLLM")
     parser.add_argument("--only", help="names of artifacts to measure, or 'peer', separated by commas")
     add_json_option(parser)
@@ -237,6 +238,8 @@ def run_peer(options: argparse.Namespace, tensor_parallel: int) -> tuple[dict[st
     arguments = [text for name, value in load.items() for text in (f"--{name}", str(value))]
     arguments += ["--spread", "0", "--arrivals", "0", "--sharing", "0", "--batch", options.batch]
     arguments += ["--tensor-parallel", str(tensor_parallel), "--one-start", "--timeout", f"{_SECONDS:.0f}"]
+    if options.peer_caches is not None:
+        arguments += ["--caches", str(options.peer_caches)]
     with tempfile.TemporaryDirectory(prefix="ingot-mesh-") as folder:
         file = Path(folder) / "peer.json"
         asked: list[str | Path] = [sys.executable, script, options.checkpoint, "--peer", "vllm", "--site"]

@@ -1,15 +1,16 @@
 """Measure another engine on the same checkpoint in the same way: first start, later starts, decode and serving.
 
     python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
-        [--prompt 4000 …] [--one-start] [--tensor-parallel 2] [--json FILE]
+        [--prompt 4000 …] [--one-start] [--caches FOLDER] [--tensor-parallel 2] [--json FILE]
 
 The first start of the peer, the other engine, has empty caches, and it compiles then; later starts use the filled
 caches. Each is a process of its own and ends with the first token after a prompt of 128 tokens. With `--one-start`
-there is only the first one. After the last start, decode_method.py measures decode and serve_method.py serving, with
-the options of serve.py. The names of figures contain the peer's version. With `--load-format dummy`, the default, the
-peer makes random weights and reads none; with "auto" it reads the checkpoint's. Its prefix cache is on if requests have
-a common prefix, and off otherwise: no other prompts share a prefix. FOLDER holds the peer's packages if they are not
-installed here. Without them, the script reports that and exits.
+there is only the first one. With `--caches`, caches are kept in that folder, which an earlier run may have filled, and
+starts are not measured; `--fill-caches` only starts the peer there. After the last start, decode_method.py measures
+decode and serve_method.py serving, with the options of serve.py. The names of figures contain the peer's version. With
+`--load-format dummy`, the default, the peer makes random weights and reads none; with "auto" it reads the checkpoint's.
+Its prefix cache is on if requests have a common prefix, and off otherwise: no other prompts share a prefix. FOLDER
+holds the peer's packages if they are not installed here. Without them, the script reports that and exits.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ def main() -> None:
     counted.add_argument(
         "--one-start", action="store_true", help="measure in the first start, without measuring starts"
     )
+    parser.add_argument("--caches", type=Path, help="folder for caches that are kept; starts are not measured then")
+    parser.add_argument("--fill-caches", action="store_true", help="only start the peer, to fill the caches")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share each layer; vLLM only")
     parser.add_argument("--timeout", type=float, default=300.0, help="timeout of a process, in seconds")
     add_length_options(parser)
@@ -63,10 +67,16 @@ def main() -> None:
         command += ["--tensor-parallel", str(options.tensor_parallel)]
     if not options.no_serve:  # passed at every start, since another length or cache changes the compile
         command += [*load_arguments(load), *(["--prefix-caching"] if load.sharing else [])]
-    with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") as caches:
+    kept = options.caches
+    if options.fill_caches and kept is None:
+        sys.exit("--fill-caches needs a folder: --caches FOLDER")
+    with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") if kept is None else nullcontext(kept) as caches:
         env = environment(peer, options.site, Path(caches))
         try:
-            before = 0 if options.one_start else options.warm_starts
+            if options.fill_caches:
+                run_child(command, env=env, timeout=options.timeout)
+                return
+            before = 0 if options.one_start or kept is not None else options.warm_starts
             starts = [run_child(command, env=env, timeout=options.timeout) for _ in range(before)]
             measuring = ["--batch", options.batch, *length_arguments(options)]
             if not options.no_serve:
@@ -82,7 +92,7 @@ def main() -> None:
         __file__,
         options.json,
         settings,
-        {peer.figure(version, name): figure for name, figure in figures(starts, last).items()},
+        {peer.figure(version, name): one for name, one in figures(starts, last, measured=kept is None).items()},
     )
 
 
@@ -101,18 +111,20 @@ def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
-def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
+def figures(starts: list[Ended], last: Ended, *, measured: bool) -> dict[str, Figure]:
     """Return the figures of another engine, under the names of Ingot's figures.
 
     `starts` are its runs before the `last` one. In these only the start is measured. In the last run, decode and
-    serving are measured too.
+    serving are measured too. `measured` says whether the starts are.
     """
-    cold, *warm = [start_of(one) for one in (*starts, last)]
-    found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
-    if warm:
-        found |= first_token_figures(warm)
-    for batch, measured in last.value["decode"].items():
-        found |= step_figures(int(batch), _decoded(measured))
+    found: dict[str, Figure] = {}
+    if measured:
+        cold, *warm = [start_of(one) for one in (*starts, last)]
+        found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+        if warm:
+            found |= first_token_figures(warm)
+    for batch, decoded in last.value["decode"].items():
+        found |= step_figures(int(batch), _decoded(decoded))
     if served := last.value["served"]:
         found |= serve_figures(served_of(served))
     return found

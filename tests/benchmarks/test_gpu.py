@@ -94,6 +94,7 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
         "options": "-x",
         "peer": "sglang",
         "site": tmp_path,
+        "peer_caches": None,
         "only": gpu.PARTS,
         "skip": ("serve",),
         "load": "--rate 9",
@@ -106,6 +107,8 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
     assert "--one-start" not in commands["peer"]
     few = dict(gpu.commands(argparse.Namespace(**{**asked, "only": ("serve", "peer")})))
     assert "--one-start" in few["peer"]
+    kept = dict(gpu.commands(argparse.Namespace(**{**asked, "peer_caches": tmp_path})))["peer"]
+    assert kept[kept.index("--caches") + 1] == tmp_path
     stored = dict(gpu.commands(argparse.Namespace(**{**asked, "format": "fp8"})))
     assert stored["checkpoint"][2:4] == ["--format", "fp8"] and stored["checkpoint"][-1].parts[-2] == "8b-fp8"
     assert "auto" in stored["peer"] and "auto" not in commands["peer"]

@@ -116,13 +116,23 @@ def test_vllm_on_as_many_gpus(mesh: ModuleType, tmp_path: Path) -> None:
     """By peer.py, with multicast off: the package in place of vLLM checks both. It makes a token in a millisecond."""
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     options = argparse.Namespace(
-        checkpoint=tmp_path, peer_site=FAKE_PEERS, batch="1", prompt=100, requests=4, input=16, output=20
+        checkpoint=tmp_path,
+        peer_site=FAKE_PEERS,
+        peer_caches=None,
+        batch="1",
+        prompt=100,
+        requests=4,
+        input=16,
+        output=20,
     )
     figures, versions = mesh.run_peer(options, 2)
     assert versions == {"vllm": "0.0.1"}
     assert figures.keys() == {"peer.batch_1_step", "peer.first_token", "peer.throughput", "peer.start"}
     assert figures["peer.batch_1_step"].value == pytest.approx(1e-3, rel=0.5)
     assert figures["peer.first_token"].what.startswith("vLLM 0.0.1, tp=2: the first token after a prompt of 100")
+    options.peer_caches = tmp_path / "caches"
+    figures, _ = mesh.run_peer(options, 2)
+    assert figures.keys() == {"peer.batch_1_step", "peer.first_token", "peer.throughput"}
 
 
 def test_phases_of_each_rank(mesh: ModuleType) -> None:

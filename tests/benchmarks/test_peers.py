@@ -54,6 +54,12 @@ def test_a_peer(
     once = results.read_result(tmp_path / "one.json").figures
     warm = f"{name}_{version}_first_token"
     assert once.keys() == {key for key in found.figures if not key.startswith(warm) and "batch_32" not in key}
+    caches = tmp_path / "caches"
+    call(*asked, FAKE_PEERS, *less, *load, "--caches", caches, "--fill-caches", "--json", tmp_path / "filled.json")
+    assert not (tmp_path / "filled.json").exists()
+    call(*asked, FAKE_PEERS, *less, *load, "--batch", 1, "--caches", caches, "--json", tmp_path / "kept.json")
+    kept = results.read_result(tmp_path / "kept.json").figures
+    assert f"{name}_{version}_batch_1_step" in kept and not [key for key in kept if "first_token" in key]
     with pytest.raises(SystemExit, match=f"{title} is not in"):
         call(*asked, tmp_path / "nowhere")
 
