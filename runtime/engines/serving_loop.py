@@ -196,9 +196,10 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         """Launch the next step, then wait for the step launched before, and return the outputs that it has changed.
 
         The first call after a pause only launches a step, and returns an empty list. With pipeline stages, so do the
-        next calls, until each stage has a step; then each call waits for the oldest step in flight. If the device has
-        no memory for a step, the step is undone and a smaller one is tried. A sequence that does not fit alone ends
-        with reason "error". Other errors of the executor end all requests and propagate. The engine stays usable.
+        next calls, until each stage has a step; each later call launches one more, and then waits for the oldest step
+        in flight. If the device has no memory for a step, the step is undone and a smaller one is tried. A sequence
+        that does not fit alone ends with reason "error". Other errors of the executor end all requests and propagate.
+        The engine stays usable.
         """
         try:
             self._admit()
@@ -211,7 +212,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             outputs: list[Out] = []
             too_large, first = None, not self._launched
             if batch is not None:
-                if self._scheduler.config.stages > 1 and batch.inputs.ends_late:  # no token of its sequences is missing
+                if self._scheduler.config.stages > 1 and batch.inputs.ends_late:  # the host has all tokens it needs
                     outputs += self._prepare_ending(batch)
                     batch.inputs.prepared = True
                 try:

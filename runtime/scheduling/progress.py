@@ -9,9 +9,12 @@ def count(batch: StepBatch) -> None:
     for request in batch.decodes:
         request.num_computed += 1
         request.in_flight += 1
+        request.sampled_by = batch.step
     for chunk in batch.chunks:
         chunk.request.num_computed += chunk.length
-        chunk.request.in_flight += chunk.gains
+        if chunk.gains:
+            chunk.request.in_flight += chunk.gains
+            chunk.request.sampled_by = batch.step
         chunk.request.num_scored += len(chunk.scored)
         chunk.request.miscounted = False
 

@@ -113,6 +113,7 @@ class Request:
     num_computed    how many of its tokens have keys and values, counting steps in flight. With drafts it is the largest
                     possible number
     in_flight       the most tokens that steps in flight may sample for it
+    sampled_by      the number of the newest step that samples a token for it, or of a later one that was withdrawn
     miscounted      the token counts in its device row, which penalties use, lack the tokens computed so far
     denoises        block diffusion: its device row holds the block that is being generated
     preemptions     how often it was preempted
@@ -144,6 +145,7 @@ class Request:
     num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0
+    sampled_by: int = -1
     miscounted: bool = False
     denoises: bool = False
     preemptions: int = 0

@@ -14,8 +14,7 @@ known ahead, so a length limit costs no surplus step. A stop costs one surplus t
 denoised blocks (`ingot.runtime.scheduling.blocks`), only the largest possible number of tokens is known ahead. Tokens
 that a grammar forces are known ahead, so a step may feed several of a sequence (`ingot.runtime.scheduling.forced`).
 
-Pipeline stages compute steps of different sequences at the same time (`ingot.runtime.scheduling.stage_groups`). A
-sequence with a token in flight then waits for it, so the host knows all tokens that a step feeds.
+Pipeline stages compute steps of different sequences at the same time (`ingot.runtime.scheduling.stage_groups`).
 """
 
 from bisect import bisect_left, insort
@@ -40,7 +39,7 @@ from ingot.runtime.scheduling.occupancy import Occupancy
 from ingot.runtime.scheduling.request import INVALID_TOKEN, NOT_FINITE, End, Request, Status
 from ingot.runtime.scheduling.row_tables import RowTables
 from ingot.runtime.scheduling.scheduler_config import SchedulerConfig, check_servable, max_total
-from ingot.runtime.scheduling.stage_groups import most_sequences, waits
+from ingot.runtime.scheduling.stage_groups import most_sequences, oldest_without_ending, waits
 from ingot.runtime.scheduling.step_room import StepRoom, prompt_tokens
 from ingot.runtime.steps.step import StepBuffer, StepLayout, StepSizes
 
@@ -80,6 +79,7 @@ class Scheduler:
         states = None if slots is None else StateSlots(slots, self._tables, config.blocks, size, cuts=cuts)
         self.pages = SequencePages(pools, self._tables, size, states, config.blocks)
         self._free_rows = list(reversed(range(config.max_batch)))
+        self._ending_rows: deque[tuple[int, int]] = deque()  # (step that writes a row until it is complete, row)
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # no admissions at this number: a larger step ran out of memory
@@ -150,7 +150,7 @@ class Scheduler:
         most = most_sequences(stages, running + min(len(self.waiting), self.num_free_rows))
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes(most_sequences(stages, running))
         room = StepRoom(self.blocks, prompt_tokens(self.config, decodes, chunks) if prefilling or self.waiting else 0)
-        room.places = None if most is None else most - len(chunks)
+        room.places = None if most is None else most - len(decodes) - len(chunks)
         for request in prefilling:
             if request.status is Status.RUNNING and not room.is_full:  # not preempted by `_schedule_decodes`
                 self._feed(request, chunks, room)
@@ -229,6 +229,7 @@ class Scheduler:
         self._in_flight.popleft()
         batch.inputs.drop_requests()
         self.pages.retire(batch.step)
+        self._free_ended_rows()
 
     def _accept(self, request: Request, token: int, row: int, accepted: list[Accepted]) -> None:
         """Append a token to a request's outputs and, with its row of logits, to `accepted`."""
@@ -257,6 +258,7 @@ class Scheduler:
                 f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
             )
         self._in_flight.pop()
+        self._free_ended_rows()
         batch.inputs.drop_requests()
         progress.take_back(batch)
         for chunk in batch.chunks:
@@ -305,6 +307,7 @@ class Scheduler:
         for batch in self._in_flight:
             batch.inputs.drop_requests()
         self._in_flight.clear()
+        self._free_ended_rows()
         self.pages.retire(self._next_step)
         self.pages.forget_all()  # those steps may not have written their pages
 
@@ -318,6 +321,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
         forced: list[Request] = []
+        on_device: list[Request] = []  # with pipeline stages: the next step need not have them again
         short = False
         others = steady_decode.others(self.running, in_flight=bool(self._in_flight))
         if not others:
@@ -333,7 +337,7 @@ class Scheduler:
                 # The host does not know yet how many drafts in flight are accepted.
                 position = self.blocks.final(min(request.num_computed, request.num_known))
                 self.pages.give_back(request, position, self._busy_until)
-            if waits(request, self.config.stages) or (most is not None and len(chunks) >= most):
+            if most is not None and (len(on_device) + len(chunks) >= most or self._waits(request)):
                 continue
             if self.blocks.denoised:
                 short |= not self._denoise(request, chunks, prefilling)
@@ -354,12 +358,21 @@ class Scheduler:
                 chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
             elif len(forced_run(request, self.config)) > 1:
                 forced.append(request)
+            elif most is not None:
+                on_device.append(request)
             else:
                 steady_decode.enter(request, self.pages.steady_end(request))
         if forced:
             step = self.config, self.pages, len(self.running), chunks
             chunks += forced_chunks(forced, *step, mixed=bool(prefilling))
-        return steady_decode.steady(self.running), chunks, prefilling, short
+        return on_device or steady_decode.steady(self.running), chunks, prefilling, short
+
+    def _waits(self, request: Request) -> bool:
+        """Return whether a sequence waits for a token that comes back from the last of several pipeline stages."""
+        if not self._in_flight:
+            return False
+        host_knows = bool(self.config.max_drafts or self.blocks.denoised)
+        return waits(request, oldest_without_ending(self._in_flight, self.config.stages), host_knows=host_knows)
 
     def look_again_at(self, requests: Sequence[Request]) -> None:
         """Check these requests one by one in the next step. Their grammars force tokens."""
@@ -387,7 +400,7 @@ class Scheduler:
         chunk of each to `chunks`. `room` is what is left of the step."""
         while self.waiting and self._free_rows and not room.is_full and len(self.running) != self._most_running:
             request = self.waiting[0]
-            if waits(request, self.config.stages):
+            if self.config.stages > 1 and request.in_flight:
                 break  # it was preempted, and a token of it is in flight
             found = self._cache.find(request)
             start = found.count * self.pages.page_size
@@ -475,6 +488,12 @@ class Scheduler:
     def _busy_until(self) -> int | None:
         return self._in_flight[-1].step if self._in_flight else None
 
+    def _free_ended_rows(self) -> None:
+        """Free the device rows that no step in flight writes any more."""
+        oldest = self._in_flight[0].step if self._in_flight else self._next_step
+        while self._ending_rows and self._ending_rows[0][0] < oldest:
+            self._free_rows.append(self._ending_rows.popleft()[1])
+
     def _release(self, request: Request) -> None:
         """Free all that a running request holds on the device: its row in per-sequence tensors, its KV pages and its
         state slots."""
@@ -482,10 +501,13 @@ class Scheduler:
         failed = request.end is not None and request.end.reason == "error"
         if not failed and (others := self._cache.keep(request, last=True)):
             self.pages.exchange(request, others, self._busy_until)
-        # Unlike pages, the row is free at once: its next sequence starts with explicit tokens and positions, in a step
-        # after those in flight.
         self.pages.release(request, self._busy_until, forget=failed)  # they may hold non-finite values
         self._tables.clear(request.row)
-        self._free_rows.append(request.row)
+        # Unlike pages, the row is free at once: its next sequence starts with explicit tokens and positions, in a step
+        # after those in flight. On pipeline stages, a later step begins before the endings of those write the row.
+        if self.config.stages > 1 and self._busy_until is not None:
+            self._ending_rows.append((self._busy_until, request.row))
+        else:
+            self._free_rows.append(request.row)
         request.row, request.denoises, request.cached.num_kept = -1, False, 0
         steady_decode.leave(request)

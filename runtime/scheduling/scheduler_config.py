@@ -92,9 +92,8 @@ class SchedulerConfig:
 
     @property
     def most_in_flight(self) -> int:
-        """The most steps in flight. One device runs a step while the host builds the next one; each pipeline stage runs
-        a step of its own."""
-        return max(2, self.stages)
+        """The most steps in flight: each pipeline stage runs a step of its own while the host builds the next one."""
+        return self.stages + 1
 
     @property
     def rows(self) -> int:

@@ -99,8 +99,8 @@ def test_random_work_in_small_pools(serve, seed, chunked, drafts, stages):
             assert output.finish_reason == "stop" and output.token_ids == stopped[str(index)]
         else:
             assert output.finish_reason == "length" and output.token_ids == expected
-    assert (served.device.num_on_device > 0) == (stages == 1)
-    assert stages > 1 or served.device.most_launched == 2  # with stages, as few as there are sequences that fit
+    # With stages, both depend on how many sequences fit.
+    assert stages > 1 or (served.device.num_on_device > 0 and served.device.most_launched == 2)
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])

@@ -1,4 +1,4 @@
-"""Pipeline stages: as many steps in flight as stages, of different sequences, and equally many in each."""
+"""Pipeline stages: a step in flight for each and one more, of sequences in turns, and equally many in each."""
 
 import pytest
 from served import GREEDY
@@ -20,15 +20,16 @@ def test_stages_compute_steps_of_different_sequences(serve, stages):
     served = serve(stages=stages, max_batch=8, max_tokens=64, num_pages=200, page_size=4)
     for index in range(7):
         served.engine.add_request(f"{index}", [index + 1, 5], LONG)
-    for _ in range(stages - 1):
+    for _ in range(stages):
         assert served.step() == [], "stages are free"
     for _ in range(20):
         assert served.step()
         steps = in_flight(served)
-        assert len(steps) == stages - 1
+        assert len(steps) == stages
         fed = [one for step in steps for one in step]
-        assert len(set(fed)) == len(fed), "no sequence has two tokens in flight"
+        assert len(set(fed)) == len(fed), "the steps of the stages have different sequences"
         assert all(len(step) <= -(-7 // stages) for step in steps)
+    assert served.device.num_on_device > 0, "tokens are fed before the host has read them"
     last = served.drain()
     for index in range(7):
         assert last[f"{index}"].outputs[0].token_ids == served.expected([index + 1, 5], LONG)
@@ -45,7 +46,7 @@ def test_groups_are_equal_again_after_sequences_end(serve):
         served.step()
         if len(served.scheduler.requests) == 4:
             sizes.add(tuple(map(len, in_flight(served))))
-    assert (2,) in sizes
+    assert (2, 2) in sizes
     served.check_empty()
 
 
@@ -53,12 +54,11 @@ def test_all_chunks_of_a_prompt_are_in_flight_and_its_next_token_waits(serve):
     served = serve(stages=3, max_batch=2, max_tokens=8, num_pages=20, page_size=4)
     prompt = list(range(1, 21))
     served.engine.add_request("a", prompt, GREEDY)
-    assert served.step() == served.step() == []
-    assert [batch.chunks[0].length for batch in served.scheduler._in_flight] == [8, 8]
-    assert served.step() == [], "the first chunk samples nothing"
-    assert [batch.chunks[0].length for batch in served.scheduler._in_flight] == [8, 4]
-    assert served.step() == [], "the next token waits for the last chunk"
-    assert len(served.scheduler._in_flight) == 1
+    assert served.step() == served.step() == served.step() == []
+    assert [batch.chunks[0].length for batch in served.scheduler._in_flight] == [8, 8, 4]
+    for left in ([8, 4], [4]):
+        assert served.step() == [], "the chunk samples nothing, and the next token waits for the last one"
+        assert [batch.chunks[0].length for batch in served.scheduler._in_flight] == left
     (output,) = served.step()
     assert output.outputs[0].token_ids == served.expected(prompt, GREEDY)[:1]
     assert served.drain()["a"].outputs[0].token_ids == served.expected(prompt, GREEDY)
@@ -102,9 +102,9 @@ def test_more_steps_than_stages_are_refused(serve):
     served = serve(stages=3, max_batch=8, max_tokens=64, num_pages=200)
     for index in range(8):
         served.engine.add_request(f"{index}", [index + 1], GREEDY)
-    for _ in range(3):
+    for _ in range(4):
         assert served.scheduler.schedule() is not None
-    with pytest.raises(InternalError, match="3 steps are in flight"):
+    with pytest.raises(InternalError, match="4 steps are in flight"):
         served.scheduler.schedule()
     with pytest.raises(OptionError, match="stages = 0"):
         SchedulerConfig(1, 1, 1, stages=0)

@@ -12,7 +12,8 @@ are kept up to the first wrong one; the slots of the others are poison again.
 With `lifetimes`, the pages of groups of caches by name, it also has a cache for each such group, and each token that is
 fed reads the tokens that it sees there. The pages that `scratch` numbers are poison again after each step.
 
-With `stages` it is a pipeline, so as many steps are in flight, and the host feeds no token that it does not know.
+With `stages` it is a pipeline, so as many steps are in flight, and one more. The rows that the newest of them sample
+for have no place in the step after them.
 
 With `slots` it has a state that stands once per sequence: all tokens so far, in the slot that a step writes. What a
 step reads there goes before what it feeds, and has to be what the cache holds.
@@ -207,11 +208,17 @@ class FakeDevice:
                 self._touch()
             raise StepMemoryError("no memory for a step")
         handle = FakeHandle(self, inputs)
+        if self.stages > 1:
+            for before in self.launched[1 - self.stages :]:
+                sampled = before.inputs["sample_index"] >= 0
+                assert not set(before.inputs["rows"][sampled].tolist()) & set(inputs["rows"].tolist()), (
+                    "an ending that has not run writes a row that this step reads"
+                )
         self.launched.append(handle)
         self.most_launched = max(self.most_launched, len(self.launched))
-        assert len(self.launched) <= max(2, self.stages)
+        assert len(self.launched) <= self.stages + 1
         if self.stages > 1:
-            assert not inputs.ends_late and (inputs["starts"] >= 0).all(), "the host knows all that it feeds"
+            assert not inputs.ends_late, "the host has the masks of all that it feeds"
             if inputs.masked:
                 handle.copy_masks()
         return handle

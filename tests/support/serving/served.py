@@ -192,7 +192,8 @@ class Served:
             assert all(one.state_write >= 0 for one in scheduler.running) and len(slots) == self.slots.num_held
             assert all(self.slots._holders[slot] == count for slot, count in slots.items())
             assert all(slots[one.state_write] == 1 for one in scheduler.running)
-        assert len(scheduler.running) + scheduler.num_free_rows == self.config.max_batch
+        rows = len(scheduler.running) + scheduler.num_free_rows + len(scheduler._ending_rows)
+        assert rows == self.config.max_batch
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
         assert all(not any(request.pages) and request.row == -1 for request in scheduler.waiting)
