@@ -15,6 +15,9 @@ from ingot.ir.program import Program, RegionCall, StateSpec
 from ingot.ir.types import StateType
 from ingot.runtime.loading.artifact import open_artifact
 
+# Ops that read a few rows of a table: the embedding, and a rank's part of it.
+_LOOKED_UP = (OPS["embedding"].overload, OPS["vocab_embedding"].overload)
+
 
 @dataclass(frozen=True)
 class ExpertTraffic:
@@ -72,7 +75,7 @@ def program_traffic(program: Program, batch: int, context: float, different: flo
     weights: dict[object, float] = {}
     experts: ExpertTraffic | None = None
     for node, params in _calls(program, {name: name for name in program.params}):
-        if node.target is OPS["embedding"].overload:
+        if node.target in _LOOKED_UP:
             continue
         share = 1.0
         if node.target is OPS["experts"].overload:

@@ -10,6 +10,8 @@ from gpu_page import SHAPES, device_of, gpu_sections, missing, provenance, seque
 from http_page import http_sections, is_http
 from kernel_page import SCRIPTS, kernel_kind, kernel_section
 from markdown_table import table
+from mesh_page import TITLE as MESH_TITLE
+from mesh_page import mesh_section
 from natural_order import natural_order as _ordered
 from quality_page import TITLE, quality_section
 from results import RESULTS, Figure, Result, read_result
@@ -59,6 +61,9 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
         lines.append(f"## {TRANSMLA_TITLE}\n")
     for result in converted:
         lines += [*transmla_section(result), "", provenance(result), ""]
+    parts = {one.name: one for one in by_name if one.name in ("mesh_8b", "collectives")}
+    if len(parts) == 2:
+        lines += [f"## {MESH_TITLE}\n", *mesh_section(parts["mesh_8b"], parts["collectives"]), ""]
     for result in by_name:
         if result not in (*engines, *kernels, *servers, *quality, *converted):
             lines += [*_plain(result, plots), ""]

@@ -15,8 +15,9 @@ from staged import BACKENDS, LIMITS, staged, traced
 from ingot.compile.competing import competing
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.machine.target import Target
+from ingot.ir.ops import OPS
 from ingot.ir.program import Program
-from ingot.passes.pipeline import PIPELINE
+from ingot.passes.pipeline import PIPELINE, pipeline_for
 
 
 @pytest.mark.parametrize("way", ["calls", "regions", "gpu"])
@@ -37,6 +38,18 @@ def test_the_bytes_of_a_step(benchmarks: None, shape: str, way: str) -> None:
     seen = 40.5 + (24 if shape == "qwen3-0.6b" else 40.5)
     assert found.cache == 3 * (seen + 2) * position
     assert found.bytes == found.weights + found.cache
+
+
+def test_the_bytes_of_a_rank(benchmarks: None) -> None:
+    """Half of each matrix; whole gains of norms. Of its part of the embedding, a rank reads a few rows."""
+    checkpoints = importlib.import_module("random_checkpoint")
+    config = config_of("8b")
+    sharded = staged(traced(config, LIMITS), pipeline_for({"tp": 2})[:-1], LIMITS, mesh={"tp": 2})[0][-1].program
+    assert any(node.target is OPS["vocab_embedding"].overload for node in sharded.calls())
+    read = dict(checkpoints.tensor_shapes(config))
+    del read["model.embed_tokens.weight"]
+    sizes = [math.prod(shape) // (2 if len(shape) > 1 else 1) for shape in read.values()]
+    assert importlib.import_module("traffic").program_traffic(sharded, 3, 40.5).weights == 2 * sum(sizes)
 
 
 def lowered(config: dict[str, Any], way: str) -> Program:
