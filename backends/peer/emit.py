@@ -65,7 +65,7 @@ class Peer:
     def sources(self) -> Sequence[Path]:
         folder = Path(__file__).parent
         shared = ("compile.py", "launches.py", "schedule.py")  # of the triton backend
-        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py", "sizes.py")]
+        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py", "sizes.py", "wait.py")]
         return [*own, *(folder.parent / "triton" / name for name in shared)]
 
     def toolchain(self) -> dict[str, str]:

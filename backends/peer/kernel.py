@@ -5,12 +5,11 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.peer.layout import ABORT, ABORTED, BLOCKS, COUNTS, ERROR, LATE, MOST_RANKS, SLOT_BYTES, VALUES
+from ingot.backends.peer.layout import BLOCKS, COUNTS, ERROR, LATE, MOST_RANKS, SLOT_BYTES, VALUES
+from ingot.backends.peer.wait import wait
 
-_ABORT: tl.constexpr = tl.constexpr(ABORT)
-_ABORTED: tl.constexpr = tl.constexpr(ABORTED)
 _BLOCKS: tl.constexpr = tl.constexpr(BLOCKS)
 _COUNTS: tl.constexpr = tl.constexpr(COUNTS)
 _ERROR: tl.constexpr = tl.constexpr(ERROR)
@@ -18,9 +17,6 @@ _LATE: tl.constexpr = tl.constexpr(LATE)
 _MOST_RANKS: tl.constexpr = tl.constexpr(MOST_RANKS)
 _SLOT_BYTES: tl.constexpr = tl.constexpr(SLOT_BYTES)
 _VALUES: tl.constexpr = tl.constexpr(VALUES)
-# Reads of a flag between two looks at the clock and at host memory. A read takes some 0.5 µs of an L2 cache's latency,
-# and a look crosses PCIe.
-_READS: tl.constexpr = tl.constexpr(256)
 
 
 @triton.jit
@@ -85,7 +81,7 @@ def all_reduce(
             other = (place + step) % RANKS
             flag = own.to(tl.pointer_type(tl.int32)) + program * _MOST_RANKS + other
             if missing == 0:
-                missing = _wait(flag, count, late, words, other, timeout)
+                missing = wait(flag, count, late, words, other, timeout)
         tl.debug_barrier()  # no thread reads values before the wait is over
         tl.store(counts + program, count)
         if missing != 0:
@@ -112,31 +108,3 @@ def all_reduce(
                 added = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
                 total = (added + total.to(tl.float32)).to(x.dtype.element_ty)
             tl.store(result + at, total, mask=mask)
-
-
-@triton.jit
-def _wait(flag, count, late, words, other, timeout):
-    """Wait until a flag has the value `count`, or one more. Return 0 then, and otherwise what the error word says.
-
-    Counts are compared by their difference, which is right also after they overflow. All threads of a program must
-    make the same decision: one of them reads each word by an atomic operation, and the others get its value. So the
-    clock, which each thread reads, goes through the word `late` of this program.
-    """
-    missing = 0
-    begin = globaltimer()
-    reads = 0
-    behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
-    while (behind < 0) & (missing == 0):
-        reads += 1
-        if reads == _READS:
-            reads = 0
-            # A wait is of no use after an earlier one has ended without values: the error word then keeps its value.
-            missing = tl.atomic_add(words + _ERROR, 0, sem="relaxed", scope="sys")
-            if tl.atomic_add(words + _ABORT, 0, sem="relaxed", scope="sys") != 0:
-                missing = _ABORTED
-            waited = (globaltimer() - begin) // 1000
-            was_late = tl.atomic_max(late, (waited > timeout).to(tl.int32), sem="relaxed", scope="gpu")
-            if (was_late != 0) & (missing == 0):
-                missing = other + 1
-        behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
-    return missing

@@ -14,6 +14,7 @@ from run_seed import again, run_seed
 
 from ingot.backends.collectives import sum_in_order
 from ingot.backends.peer import kernel
+from ingot.backends.peer import wait as waiting
 from ingot.backends.peer.layout import (
     ABORT,
     ABORTED,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "globaltimer", read_clock)
+    monkeypatch.setattr(waiting, "globaltimer", read_clock)
 
 
 def drawn_values(draw: random.Random, count: int, dtype: torch.dtype) -> torch.Tensor:
