@@ -16,6 +16,8 @@ class PeerCall(BaseModel):
     adds       whether there is an add. Inputs 0 and 1 are then the values and the residual
     launches   the kernel's launch by the number of ranks. Its grid and integers are named "blocks", "vectors", "place"
                and "timeout". That of one rank adds without an all-reduce
+    push       the launch of the kernel of two ranks for many bytes. It has an integer "chunk" too. None: no sum has so
+               many
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -23,3 +25,4 @@ class PeerCall(BaseModel):
     item: int
     adds: bool
     launches: dict[str, Launch]
+    push: Launch | None

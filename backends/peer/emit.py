@@ -10,8 +10,16 @@ import torch
 from torch import fx
 
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
-from ingot.backends.peer.layout import TILE_BYTES, VECTOR_BYTES, WARPS, WORDS
-from ingot.backends.peer.sizes import MOST_BYTES
+from ingot.backends.peer.layout import (
+    PUSH_CHUNK_BYTES,
+    PUSH_RANKS,
+    PUSH_WARPS,
+    TILE_BYTES,
+    VECTOR_BYTES,
+    WARPS,
+    WORDS,
+)
+from ingot.backends.peer.sizes import MOST_BYTES, MOST_PUSHED_BYTES
 from ingot.backends.ptxas import ptxas_version
 from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import compile_kernel, file_of
@@ -60,13 +68,14 @@ class Peer:
     def warm_up(self) -> None:
         import triton.compiler  # noqa: F401
 
-        import ingot.backends.peer.kernel  # noqa: F401
+        import ingot.backends.peer.kernel
+        import ingot.backends.peer.push  # noqa: F401
 
     def sources(self) -> Sequence[Path]:
         folder = Path(__file__).parent
         shared = ("compile.py", "launches.py", "schedule.py")  # of the triton backend
-        own = [folder / name for name in ("call.py", "emit.py", "kernel.py", "layout.py", "sizes.py", "wait.py")]
-        return [*own, *(folder.parent / "triton" / name for name in shared)]
+        own = ("call.py", "emit.py", "kernel.py", "layout.py", "push.py", "sizes.py", "wait.py")
+        return [*(folder / name for name in own), *(folder.parent / "triton" / name for name in shared)]
 
     def toolchain(self) -> dict[str, str]:
         return {"triton": version("triton"), "ptxas": ptxas_version()}
@@ -74,17 +83,16 @@ class Peer:
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the bytes that NCCL's all-reduce of more than two ranks allocates. The kernel allocates a third."""
+        """Return the bytes that NCCL's all-reduce of more than two ranks allocates. The kernels allocate a third."""
         value_type = tensor_type(next(iter(body.calls())))
-        shape = [sizes[size] if isinstance(size, str) else size for size in value_type.shape]
-        return 3 * math.prod(shape) * value_type.dtype.itemsize
+        return 3 * _bytes(value_type, sizes)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernel for the type of the calls in `body`, for each number of ranks.
+        """Compile the kernels for the type of the calls in `body`, for each number of ranks.
 
-        They are an all-reduce, the add of a residual to a sum, or both. It writes the cubins and all_reduce.json into
-        `directory`. `key` becomes the id of the returned executable. Raises BackendError if the kernel does not
-        compile.
+        The calls are an all-reduce, the add of a residual to a sum, or both. It writes the cubins and all_reduce.json
+        into `directory`. The kernel for many bytes is there if a step may have so many. `key` becomes the id of the
+        returned executable. Raises BackendError if a kernel does not compile.
         """
         assert target.sm is not None
         calls = list(body.calls())
@@ -92,31 +100,24 @@ class Peer:
         adds = is_call(calls[-1], _ADD)
         value_type = tensor_type(calls[-1])
         dependent = "dependent_launch" in target.features
-        launches, files = {}, [ALL_REDUCE]
+        launches = {}
         # With an add, the kernel of one rank follows an all-reduce by NCCL.
         for ranks in (*((1,) if adds else ()), *(RANKS if total is not None else ())):
-            launch = kernel_launch(value_type, ranks, adds=adds, dependent=dependent)
-            cubin = compile_kernel(launch, target.sm)
-            launches[str(ranks)] = Launch(
-                kernel=file_of(cubin),
-                entry=cubin.entry,
-                grid=("blocks", 1, 1),
-                arguments=tuple(_ARGUMENTS[name] for name, value in launch.arguments.items() if value is not None),
-                warps=cubin.warps,
-                shared=cubin.shared,
-                dependent=dependent,
-            )
-            (directory / file_of(cubin)).write_bytes(cubin.code)
-            files.append(file_of(cubin))
+            made = kernel_launch(value_type, ranks, adds=adds, dependent=dependent)
+            launches[str(ranks)] = compiled(made, target.sm, directory)
+        push, largest = None, {name: dim.hi for name, dim in body.dims.items()}
+        if total is not None and _bytes(value_type, largest) > MOST_BYTES[PUSH_RANKS]:
+            push = compiled(push_launch(value_type, adds=adds, dependent=dependent), target.sm, directory)
         axis = "" if total is None else str(total.kwargs["axis"])
-        call = PeerCall(axis=axis, item=value_type.dtype.itemsize, adds=adds, launches=launches)
+        call = PeerCall(axis=axis, item=value_type.dtype.itemsize, adds=adds, launches=launches, push=push)
         (directory / ALL_REDUCE).write_text(json.dumps(call.model_dump(mode="json"), indent=1) + "\n")
+        kernels = {one.kernel for one in (*launches.values(), *([push] if push else []))}
         return Executable(
             id=key,
             backend=self.name,
             inputs=tuple(str(held_type(node)) for node in body.placeholders()),
             outputs=(str(value_type),),
-            files=tuple(sorted(set(files))),
+            files=tuple(sorted({ALL_REDUCE, *kernels})),
         )
 
 
@@ -131,10 +132,16 @@ def _refusal(node: fx.Node, bucket: BucketClass) -> str:
     if value_type.dtype not in _DTYPES:
         return f"no kernel for {value_type.dtype}"
     row = math.prod(size for size in value_type.shape if isinstance(size, int)) * value_type.dtype.itemsize
-    least, most = row * bucket.tokens[0], max(MOST_BYTES.values())
+    least, most = row * bucket.tokens[0], max(MOST_PUSHED_BYTES, *MOST_BYTES.values())
     if "T" in value_type.shape and least > most:
-        return f"a sum of {least} bytes or more is for NCCL: the kernel adds up to {most}"
+        return f"a sum of {least} bytes or more is for NCCL: the kernels add up to {most}"
     return ""
+
+
+def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of a value. `sizes` maps the names of symbolic dims, such as "T", to sizes."""
+    shape = [sizes[size] if isinstance(size, str) else size for size in value_type.shape]
+    return math.prod(shape) * value_type.dtype.itemsize
 
 
 def _sum_of(add: fx.Node) -> fx.Node | None:
@@ -158,12 +165,12 @@ def _sum_of(add: fx.Node) -> fx.Node | None:
     return None
 
 
-# What the arguments of the kernel are when it is launched.
+# What the arguments of the kernels are when they are launched.
 _ARGUMENTS: dict[str, Pointer | Number] = {
     "x": Pointer(input=0),
     "residual": Pointer(input=1),
     **{name: Pointer(buffer=name) for name in ("result", "shared", "words")},
-    **{name: Number(value=name) for name in ("vectors", "place", "timeout")},
+    **{name: Number(value=name) for name in ("vectors", "chunk", "place", "timeout")},
 }
 
 
@@ -193,4 +200,56 @@ def kernel_launch(value_type: TensorType, ranks: int, *, adds: bool, dependent: 
         {"RANKS": ranks, "BLOCK": TILE_BYTES // item, "VECTOR": VECTOR_BYTES // item, "DEPENDENT": dependent},
         warps=WARPS,
         dependent=dependent,
+    )
+
+
+def push_launch(
+    value_type: TensorType,
+    *,
+    adds: bool,
+    dependent: bool,
+    chunk_bytes: int = PUSH_CHUNK_BYTES,
+    warps: int = PUSH_WARPS,
+) -> KernelLaunch:
+    """Return the launch of the kernel of two ranks for many bytes, before compilation.
+
+    adds          whether it adds a residual to the sum
+    chunk_bytes   the most bytes of a chunk: a power of two
+    """
+    from ingot.backends.peer.push import push as kernel  # Triton is imported only to compile
+
+    item = value_type.dtype.itemsize
+    flat = TensorType(value_type.dtype, (VECTOR_BYTES // item,))
+    return KernelLaunch(
+        kernel,
+        ("blocks",),
+        {
+            "x": Value(flat, buffer="x"),
+            "residual": Value(flat, buffer="residual") if adds else None,
+            "result": Value(flat, buffer="result"),
+            "shared": Value(TensorType(torch.int64, (PUSH_RANKS,)), buffer="shared"),
+            "words": Value(TensorType(torch.int32, (WORDS,)), buffer="words"),
+            "vectors": "vectors",
+            "chunk": "chunk",
+            "place": "place",
+            "timeout": "timeout",
+        },
+        {"CHUNK": chunk_bytes // item, "VECTOR": VECTOR_BYTES // item, "DEPENDENT": dependent},
+        warps=warps,
+        dependent=dependent,
+    )
+
+
+def compiled(made: KernelLaunch, sm: int, directory: Path) -> Launch:
+    """Compile a launch for compute capability `sm`, and write its cubin into `directory`."""
+    cubin = compile_kernel(made, sm)
+    (directory / file_of(cubin)).write_bytes(cubin.code)
+    return Launch(
+        kernel=file_of(cubin),
+        entry=cubin.entry,
+        grid=("blocks", 1, 1),
+        arguments=tuple(_ARGUMENTS[name] for name, value in made.arguments.items() if value is not None),
+        warps=cubin.warps,
+        shared=cubin.shared,
+        dependent=made.dependent,
     )

@@ -6,6 +6,14 @@
     values   u8[2, BLOCKS, SLOT_BYTES]       what block b of this rank publishes, for even and odd counts
 
 Only this rank writes its counts, values and late words. Every other rank writes its own column of the flags.
+
+Two ranks have a second area after it, from PUSH on, for the kernel in `push.py`. The other rank writes its flags and
+slots, and this rank its counts and late words.
+
+    flags    i32[PUSH_PROGRAMS, 8]                     flags[p, 0]: the chunks that program p of the other rank has sent
+    counts   i32[PUSH_PROGRAMS]                        the chunks that program p of this rank has sent
+    late     i32[PUSH_PROGRAMS]                        as above, of program p
+    slots    u8[programs, PUSH_SLOTS, chunk bytes]     the chunks that program p of the other rank has sent last
 """
 
 # Thread blocks of a call at most. All must run at once, because each waits for its like on the other GPUs: an H200 has
@@ -26,9 +34,39 @@ FLAG_BYTES = BLOCKS * MOST_RANKS * 4
 COUNTS = FLAG_BYTES  # where the counts begin
 LATE = COUNTS + BLOCKS * 4  # where the late words begin
 VALUES = LATE + BLOCKS * 4  # where the values begin: a multiple of 16
+
+PUSH_RANKS = 2  # a chunk goes to one other GPU
+# Programs on a multiprocessor. While one waits until its writes have reached the other GPU, others must send. All of a
+# launch must run at once, as blocks must. 62 registers a thread leave room for four. Not measured yet:
+# `collectives.py --sweep` does it.
+PUSH_PER_CORE = 2
+PUSH_WARPS = 8  # not measured yet
+# The most bytes of a chunk. Larger chunks need fewer flags, and smaller ones a shorter first and last chunk, in which
+# the link is idle. Not measured yet.
+PUSH_CHUNK_BYTES = 16 << 10
+# A chunk's slot is written again four chunks later: `push.py` says why that is enough.
+PUSH_SLOTS = 4
+PUSH_PROGRAMS = 1024  # for which there are flags: more than the multiprocessors of any GPU with NVLink, times four
+PUSH_FLAG_BYTES = 32  # a sector of the L2 cache for each flag, which one GPU writes while another one reads it
+
+PUSH = VALUES + 2 * MOST_BYTES
+PUSH_COUNTS = PUSH + PUSH_PROGRAMS * PUSH_FLAG_BYTES
+PUSH_LATE = PUSH_COUNTS + PUSH_PROGRAMS * 4
+PUSH_VALUES = PUSH_LATE + PUSH_PROGRAMS * 4  # where the slots begin: a multiple of 128, which is a line of the L2 cache
+
 # The driver shares memory in units of 2 MiB. With whole units, no other allocation is shared too.
 _UNIT = 2 << 20
-SHARED_BYTES = -(-(VALUES + 2 * MOST_BYTES) // _UNIT) * _UNIT
+
+
+def shared_bytes(ranks: int, programs: int, chunk_bytes: int = PUSH_CHUNK_BYTES) -> int:
+    """Return the bytes that each of so many ranks shares.
+
+    programs      the most programs that push
+    chunk_bytes   the most bytes of a chunk
+    """
+    slots = programs * PUSH_SLOTS * chunk_bytes
+    return -(-(PUSH_VALUES + slots if ranks == PUSH_RANKS else PUSH) // _UNIT) * _UNIT
+
 
 # Words of host memory that the kernel reads and writes: i32[2].
 ABORT, ERROR = 0, 1

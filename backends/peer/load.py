@@ -1,7 +1,7 @@
 """The peer backend at run time: launches the kernel of an all-reduce and a residual add, on torch's current stream."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -11,16 +11,21 @@ from pydantic import ValidationError
 from ingot.backends.collectives import along
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
-from ingot.backends.peer.layout import BLOCKS, SLOT_BYTES, TILE_BYTES, TIMEOUT_MICROSECONDS, VECTOR_BYTES
+from ingot.backends.peer.layout import (
+    PUSH_PER_CORE,
+    PUSH_PROGRAMS,
+    PUSH_RANKS,
+    VECTOR_BYTES,
+    shared_bytes,
+)
 from ingot.backends.peer.memory import PeerMemory, share
+from ingot.backends.peer.prepared import PreparedAdd, PreparedAllReduce, PreparedPush, aligned
 from ingot.backends.peer.sharing import CudaSharing
-from ingot.backends.peer.sizes import MOST_BYTES
 from ingot.backends.torch_cuda import current_stream
 from ingot.backends.triton.launches import Launch
-from ingot.backends.triton.load import load_function, make_context_current
-from ingot.backends.triton.prepared_launch import PreparedLaunch
+from ingot.backends.triton.load import load_function, make_context_current, resident_blocks
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.errors import BackendError
 from ingot.ir.machine.load_context import LoadContext
 
 log = logging.getLogger("ingot.ranks")
@@ -32,7 +37,9 @@ def load(executable: Executable, directory: Path, context: LoadContext) -> Loade
     """Load a call, and return a function from this rank's tensors to a list with the result. All ranks must load it.
 
     NCCL computes the all-reduce if a rank cannot reach the memory of another one, or if there is no kernel for so many
-    ranks; a warning says so. It also computes sums of more bytes than the kernel does best. All ranks decide the same.
+    ranks; a warning says so. It also computes sums of more bytes than the kernels do best, and those of many bytes if
+    the GPU has no room for all programs of their kernel at once. All ranks decide the same, because they have GPUs of
+    one kind.
 
     Raises BackendError if all_reduce.json is malformed or the driver rejects the kernel.
     """
@@ -59,76 +66,34 @@ def load(executable: Executable, directory: Path, context: LoadContext) -> Loade
                 "NCCL computes the all-reduces of %d ranks: the kernel is for %s", communicator.size, _counts(call)
             )
     else:
-        peers = shared_memory(communicator, context.device)
+        cores = torch.cuda.get_device_properties(context.device).multi_processor_count
+        programs = min(PUSH_PROGRAMS, PUSH_PER_CORE * cores)
+        peers = shared_memory(communicator, context.device, shared_bytes(communicator.size, programs))
     if launch is None or peers is None:
         return NcclAllReduce(communicator, add)
-    cores = torch.cuda.get_device_properties(context.device).multi_processor_count
-    kernel = PreparedAllReduce(peers, launch, function_of(launch), cores)
-    return PeerAllReduce(communicator, peers, kernel, add)
+    kernel, push = PreparedAllReduce(peers, launch, function_of(launch), cores), None
+    if call.push is not None and communicator.size == PUSH_RANKS:
+        function = function_of(call.push)
+        resident = resident_blocks(function, call.push)
+        if resident * cores >= programs:
+            push = PreparedPush(peers, call.push, function, programs)
+        elif communicator.place == 0:
+            log.warning(
+                "NCCL computes all-reduces of more than %d bytes: of %d programs of a kernel, only %d can run at once",
+                *(kernel.most, programs, resident * cores),
+            )
+    return PeerAllReduce(communicator, peers, kernel, push, add)
 
 
-def shared_memory(communicator: NcclCommunicator, device: torch.device) -> PeerMemory | None:
+def shared_memory(communicator: NcclCommunicator, device: torch.device, size: int) -> PeerMemory | None:
     """Return the memory that the ranks of a connection share, which is made once. None: they cannot reach each other's.
 
-    All ranks must call this.
+    It has `size` bytes on each rank. All ranks must call this.
     """
     if not communicator.shares:
-        found = share(communicator, CudaSharing(device), device)
+        found = share(communicator, CudaSharing(device), device, size)
         communicator.shares.append(found)
     return cast(PeerMemory | None, communicator.shares[0])
-
-
-class PreparedAllReduce:
-    """The kernel's launches for sums of any size.
-
-    peers      the shared memory
-    launch     the launch for so many ranks
-    function   the kernel, a function of the CUDA driver
-    cores      the GPU's multiprocessors: all blocks of a launch must run at once
-
-    largest    (attribute) the most bytes of a sum for which there is memory
-    most       (attribute) the most bytes of a sum for which the kernel is chosen
-    """
-
-    def __init__(self, peers: PeerMemory, launch: Launch, function: object, cores: int) -> None:
-        fixed = {"shared": peers.table.data_ptr(), "words": peers.words.data_ptr()}
-        self._launch = PreparedLaunch(launch, function, fixed, {"result": 0}, dependent=True)
-        self._place, self._blocks = peers.place, min(BLOCKS, cores)
-        self.largest = self._blocks * SLOT_BYTES
-        self.most = min(self.largest, MOST_BYTES[peers.size])
-        self._bytes = 0  # of the last call
-        self._stream: int | None = None
-
-    def __call__(self, inputs: Sequence[torch.Tensor], result: torch.Tensor, stream: int) -> None:
-        """Launch the kernel. All tensors are row-major, aligned to 16 bytes, and of whole vectors of 16 bytes."""
-        if (size := result.nbytes) != self._bytes:
-            blocks = min(self._blocks, -(-size // TILE_BYTES))
-            sizes = {"blocks": blocks, "vectors": size // VECTOR_BYTES, "place": self._place}
-            self._launch.resize({**sizes, "timeout": TIMEOUT_MICROSECONDS})
-            self._bytes = size
-        if stream != self._stream:
-            self._launch.run_on(stream)
-            self._stream = stream
-        self._launch([one.data_ptr() for one in inputs], [result.data_ptr()])
-
-
-class PreparedAdd:
-    """The launches of the kernel of one rank: the add of a residual to a sum that is there.
-
-    launch     the launch for one rank
-    function   the kernel, a function of the CUDA driver
-    """
-
-    def __init__(self, launch: Launch, function: object) -> None:
-        self._launch = PreparedLaunch(launch, function, {}, {"result": 0}, dependent=True)
-
-    def __call__(self, total: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the sum of two tensors of one shape, of whole vectors of 16 bytes."""
-        inputs, result = _aligned(total, residual)
-        self._launch.resize({"blocks": -(-result.nbytes // TILE_BYTES), "vectors": result.nbytes // VECTOR_BYTES})
-        self._launch.run_on(current_stream(result.device))
-        self._launch([one.data_ptr() for one in inputs], [result.data_ptr()])
-        return result
 
 
 class ResidualAdd:
@@ -157,15 +122,16 @@ class NcclAllReduce:
 
 
 class PeerAllReduce:
-    """An all-reduce, and the add of a residual, if any: of few bytes by the kernel, and of many through NCCL.
+    """An all-reduce, and the add of a residual, if any: by the kernels, and of other sizes through NCCL.
 
     communicator   connects the ranks through NCCL
     peers          the shared memory
-    kernel         launches the kernel
+    kernel         launches the kernel for few bytes
+    push           launches the kernel for many bytes; None: there is none
     add            launches the add after an all-reduce by NCCL; None: there is no residual
 
-    most      (attribute) the most bytes of a sum for which the kernel is chosen
-    largest   (attribute) the most bytes of a sum that the kernel can compute
+    most      (attribute) the most bytes of a sum for which the kernel for few bytes is chosen
+    largest   (attribute) the most bytes of a sum that this kernel can compute
     by_nccl   (attribute) computes the same for any size
     """
 
@@ -174,33 +140,30 @@ class PeerAllReduce:
         communicator: NcclCommunicator,
         peers: PeerMemory,
         kernel: PreparedAllReduce,
+        push: PreparedPush | None = None,
         add: PreparedAdd | None = None,
     ) -> None:
-        self._communicator, self._peers, self._kernel = communicator, peers, kernel
+        self._communicator, self._peers, self._kernel, self._push = communicator, peers, kernel, push
         self.by_nccl = NcclAllReduce(communicator, add)
         self.most, self.largest = kernel.most, kernel.largest
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         x = given[0]
-        # Sizes are equal on all ranks, so all take one way.
-        if not 0 < x.nbytes <= self.most or x.nbytes % VECTOR_BYTES:
+        kernel = self._kernel_for(x.nbytes)
+        if kernel is None:
             return self.by_nccl(*given)
         self._communicator.check()
-        inputs, result = _aligned(*given)
-        self._kernel(inputs, result, current_stream(x.device))
+        inputs, result = aligned(*given)
+        kernel(inputs, result, current_stream(x.device))
         return [result]
 
-
-def _aligned(*given: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return tensors as row-major ones, and a new one of their shape. Raises InternalError if one is not aligned."""
-    inputs = [one.contiguous() for one in given]
-    result = torch.empty_like(inputs[0])
-    for one in (*inputs, result):
-        if one.data_ptr() % VECTOR_BYTES:
-            raise InternalError(
-                f"the tensor of an all-reduce is at the address {one.data_ptr():#x}", expected="a multiple of 16"
-            )
-    return inputs, result
+    def _kernel_for(self, size: int) -> PreparedAllReduce | PreparedPush | None:
+        """Return what adds so many bytes; None: NCCL does. Sizes are equal on all ranks, so all decide the same."""
+        if size == 0 or size % VECTOR_BYTES:
+            return None
+        if size <= self.most:
+            return self._kernel
+        return self._push if self._push is not None and size <= self._push.most else None
 
 
 def _counts(call: PeerCall) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ingot.backends.nccl.communicator import NcclCommunicator
-from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, MOST_RANKS, SHARED_BYTES, WORDS
+from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, MOST_RANKS, WORDS
 from ingot.ir.errors import BackendError, RankError
 
 # CU_IPC_HANDLE_SIZE in cuda.h.
@@ -106,8 +106,8 @@ def _close(sharing: Sharing, addresses: Sequence[int]) -> None:
         sharing.close(address)
 
 
-def share(communicator: NcclCommunicator, sharing: Sharing, device: torch.device) -> PeerMemory | None:
-    """Share memory with the other ranks of a mesh axis. All ranks must call this.
+def share(communicator: NcclCommunicator, sharing: Sharing, device: torch.device, size: int) -> PeerMemory | None:
+    """Share `size` bytes of each rank of a mesh axis with the others. All ranks must call this.
 
     Return None on all ranks if one of them cannot reach the memory of another one. The first rank then logs a warning
     with the reason of each.
@@ -118,7 +118,7 @@ def share(communicator: NcclCommunicator, sharing: Sharing, device: torch.device
         reason = f"{communicator.size} ranks are more than {MOST_RANKS}"
     else:
         try:
-            own = sharing.allocate(SHARED_BYTES)
+            own = sharing.allocate(size)
             sent = sharing.handle(own) + sharing.bus().encode().ljust(BUS_BYTES, b"\0")
         except BackendError as error:
             reason = error.what

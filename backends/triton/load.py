@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from ingot.backends.torch_cuda import current_stream, new_tensor
-from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evaluate
+from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, WARP, Launch, Launches, evaluate
 from ingot.backends.triton.prepared_launch import PreparedLaunch
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError
@@ -163,3 +163,13 @@ def load_function(path: Path, entry: str, shared: int) -> Any:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise BackendError(f"the kernel '{entry}' needs {shared} bytes of shared memory: {status.name}")
     return function
+
+
+def resident_blocks(function: Any, launch: Launch) -> int:
+    """Return how many thread blocks of a launch a multiprocessor can run at once. Raises BackendError if it fails."""
+    from cuda.bindings import driver
+
+    status, count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.warps * WARP, launch.shared)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise BackendError(f"the driver cannot say how many blocks of {launch.entry} fit: {status.name}")
+    return int(count)

@@ -17,17 +17,19 @@ from fake_nccl import FakeNccl, joined
 
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.peer import load as loading
+from ingot.backends.peer import prepared as preparing
 from ingot.backends.peer import sharing as sharing_module
 from ingot.backends.peer.call import ALL_REDUCE, PeerCall
-from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, SHARED_BYTES, SLOT_BYTES, TILE_BYTES
+from ingot.backends.peer.layout import ABORT, ABORTED, ERROR, PUSH_CHUNK_BYTES, SLOT_BYTES, TILE_BYTES, shared_bytes
 from ingot.backends.peer.memory import HANDLE_BYTES, PeerMemory, share
 from ingot.backends.peer.sharing import CudaSharing
-from ingot.backends.peer.sizes import MOST_BYTES
+from ingot.backends.peer.sizes import MOST_BYTES, MOST_PUSHED_BYTES
 from ingot.backends.triton.launches import Launch, Number, Pointer
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError, RankError
 
 CPU = torch.device("cpu")
+SIZE = 1000  # of shared memory
 
 
 class HostSharing:
@@ -81,7 +83,7 @@ def warnings() -> Iterator[list[str]]:
 
 def shared(size: int, fails: dict[str, int]) -> tuple[list[HostSharing], list[PeerMemory | None]]:
     sharings = [HostSharing(place, fails) for place in range(size)]
-    return sharings, joined(FakeNccl(), size, lambda one: share(one, sharings[one.place], CPU))
+    return sharings, joined(FakeNccl(), size, lambda one: share(one, sharings[one.place], CPU, SIZE))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -91,7 +93,7 @@ def test_each_rank_has_the_addresses_of_all(size: int) -> None:
     for place, peers in enumerate(found):
         assert peers is not None and peers.table.tolist() == own
         assert sorted(sharings[place].open_now) == sorted(own[:place] + own[place + 1 :])
-        assert len(sharings[place].held[own[place]]) == SHARED_BYTES
+        assert len(sharings[place].held[own[place]]) == SIZE
     found.clear()
     peers = None
     assert not any(one.open_now for one in sharings), "closed with the object"
@@ -101,7 +103,7 @@ def test_closing_frees_after_all_have_closed() -> None:
     sharings = [HostSharing(place, {}) for place in range(2)]
 
     def work(one: NcclCommunicator) -> None:
-        peers = share(one, sharings[one.place], CPU)
+        peers = share(one, sharings[one.place], CPU, SIZE)
         assert peers is not None
         peers.close(one)
         assert not sharings[one.place].held and not sharings[1 - one.place].open_now
@@ -128,7 +130,7 @@ def test_words_are_errors_of_the_connection() -> None:
     connected = threading.Barrier(2)  # an abort ends the calls of the other rank
 
     def work(one: NcclCommunicator) -> Any:
-        peers = share(one, HostSharing(one.place, {}), CPU)
+        peers = share(one, HostSharing(one.place, {}), CPU, SIZE)
         assert peers is not None
         one.shares.append(peers)
         one.check()
@@ -249,16 +251,21 @@ class Recorded:
         self.calls.append((inputs, made))
 
 
-def write_call(folder: Path, *, axis: str = "tp", adds: bool = False) -> Executable:
-    """With `adds`, the residual is the second input, and a kernel of one rank adds it alone."""
+def write_call(
+    folder: Path, *, axis: str = "tp", adds: bool = False, pushes: bool = False, ranks: int = 2
+) -> Executable:
+    """With `adds`, the residual is the second input, and a kernel of one rank adds it alone. With `pushes`, there is
+    the kernel for many bytes."""
     inputs = [Pointer(input=place) for place in range(1 + adds)]
     names = [*inputs, *(Pointer(buffer=name) for name in ("result", "shared", "words"))]
     numbers = [Number(value=name) for name in ("vectors", "place", "timeout")]
     shape: Any = {"entry": "f", "grid": ("blocks", 1, 1), "warps": 4, "shared": 4, "dependent": True}
-    launches = {"2": Launch(kernel="k", arguments=(*names, *numbers), **shape)} if axis else {}
+    launches = {str(ranks): Launch(kernel="k", arguments=(*names, *numbers), **shape)} if axis else {}
+    push = Launch(kernel="push", arguments=(*names, Number(value="chunk"), *numbers), **shape) if pushes else None
     if adds:
         launches["1"] = Launch(kernel="add", arguments=(*names[:3], numbers[0]), **shape)
-    (folder / ALL_REDUCE).write_text(PeerCall(axis=axis, item=2, adds=adds, launches=launches).model_dump_json())
+    call = PeerCall(axis=axis, item=2, adds=adds, launches=launches, push=push)
+    (folder / ALL_REDUCE).write_text(call.model_dump_json())
     return Executable(id="e", backend="peer", inputs=(), outputs=(), files=())
 
 
@@ -266,8 +273,10 @@ def write_call(folder: Path, *, axis: str = "tp", adds: bool = False) -> Executa
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "make_context_current", lambda device: None)
     monkeypatch.setattr(loading, "load_function", lambda *args: 7)
-    monkeypatch.setattr(loading, "PreparedLaunch", Recorded)
-    monkeypatch.setattr(loading, "current_stream", lambda device: 77)
+    monkeypatch.setattr(loading, "resident_blocks", lambda function, launch: 2)
+    monkeypatch.setattr(preparing, "PreparedLaunch", Recorded)
+    for module in (loading, preparing):
+        monkeypatch.setattr(module, "current_stream", lambda device: 77)
     properties = SimpleNamespace(multi_processor_count=100)
     monkeypatch.setattr(loading.torch.cuda, "get_device_properties", lambda device: properties)
 
@@ -310,6 +319,60 @@ def test_sizes_choose_the_kernel_or_nccl(tmp_path: Path, no_gpu: None, monkeypat
         return "done"
 
     assert joined(FakeNccl(), 2, work) == ["done"] * 2
+
+
+def test_two_ranks_push_many_bytes(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the bound of the other kernel to its own, in chunks of equal size by all programs of 100 multiprocessors."""
+    executable = write_call(tmp_path, pushes=True)
+    sharing = HostSharing(9, {})  # of all ranks
+    monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
+
+    def work(one: NcclCommunicator) -> Any:
+        call = loaded(one, executable, tmp_path)
+        few, many = call._kernel._launch, call._push._launch
+        found = []
+        for size in (MOST_BYTES[2], MOST_BYTES[2] + 16, MOST_BYTES[2] + 16, 200 * PUSH_CHUNK_BYTES + 16):
+            x = torch.ones(size // 2, dtype=torch.bfloat16)
+            (made,) = call(x)
+            found.append((few.calls + many.calls)[-1] == ([x.data_ptr()], [made.data_ptr()]))
+        assert found == [True] * 4 and len(few.calls) == 1 and len(many.calls) == 3
+        # 32769 vectors are 163.8 for each program, and a chunk has a multiple of 32. 204801 are more than one chunk for
+        # each, and half as many are 512.003.
+        assert [{**sizes, "timeout": 0} for sizes in many.sizes] == [
+            {"blocks": 171, "vectors": 32769, "chunk": 192, "place": one.place, "timeout": 0},
+            {"blocks": 200, "vectors": 204801, "chunk": 544, "place": one.place, "timeout": 0},
+        ]
+        call._push.most = MOST_BYTES[2] + 16
+        for count in (MOST_BYTES[2] // 2 + 16, MOST_BYTES[2] // 2 + 4):  # too many bytes, no whole vectors
+            (made,) = call(torch.ones(count, dtype=torch.bfloat16))
+            assert made.tolist() == [2.0] * count, "NCCL's sum"
+        assert len(many.calls) == 3
+        return "done"
+
+    assert joined(FakeNccl(), 2, work) == ["done"] * 2
+    assert {len(memory) for memory in sharing.held.values()} == {shared_bytes(2, 200)}
+    assert MOST_PUSHED_BYTES // 2 * 2 <= 2**31, "elements are counted in 32 bits"
+
+
+@pytest.mark.parametrize(("ranks", "resident"), [(2, 1), (4, 2)])
+def test_nccl_in_place_of_pushes(
+    ranks: int, resident: int, tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """If not all programs can run at once, with a warning, and for more than two ranks."""
+    executable = write_call(tmp_path, pushes=True, ranks=ranks)
+    sharing = HostSharing(9, {})  # of all ranks
+    monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
+    monkeypatch.setattr(loading, "resident_blocks", lambda function, launch: resident)
+    count = MOST_BYTES[ranks] // 2 + 8
+
+    def work(one: NcclCommunicator) -> Any:
+        call = loaded(one, executable, tmp_path)
+        (made,) = call(torch.ones(count, dtype=torch.bfloat16))
+        return made.unique().tolist(), len(call._kernel._launch.calls)
+
+    assert joined(FakeNccl(), ranks, work) == [([float(ranks)], 0)] * ranks
+    text = "NCCL computes all-reduces of more than 524288 bytes: of 200 programs of a kernel, only 100 can run at once"
+    assert warnings == ([text] if ranks == 2 else [])
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny import TINY
 from ingot.backends.nccl.emit import NcclBackend
 from ingot.backends.peer.call import PeerCall
 from ingot.backends.peer.emit import Peer
+from ingot.backends.peer.layout import PUSH_CHUNK_BYTES, PUSH_WARPS, VECTOR_BYTES
 from ingot.compile.competing import competing
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass, owed_features
@@ -89,13 +91,13 @@ def test_adds_that_it_leaves_to_others(text: str, residual: str, reason: str) ->
 
 
 def test_a_class_of_larger_sums_alone_is_for_nccl() -> None:
-    """A class of 65 tokens or more: 65 rows of 16 KiB are 1040 KiB, and of 4 KiB 260 KiB."""
+    """A class of 65 tokens or more: 65 rows of 32 MiB are 2080 MiB. The kernel of two ranks takes 2048 MiB."""
     many = BucketClass(name="extend", tokens=(65, 4096))
-    for width, claims in ((8192, False), (2048, True)):
+    for width, claims in ((2**24, False), (2**23, True)):
         _, total, _ = site(f"bf16[T, {width}]", many)
         found = Peer().claim([total], Target.named("sm_90"), many)
         assert isinstance(found, Yes) is claims
-        assert claims or "1064960 bytes or more is for NCCL" in found.reason
+        assert claims or f"{65 * 2**25} bytes or more is for NCCL" in found.reason
 
 
 LAYER = """program p stage=SHARDED
@@ -202,17 +204,18 @@ from ingot.ir.program import Dim, Program
 
 made, compile = [], triton.compile
 triton.compile = lambda *args, **options: made.append(compile(*args, **options)) or made[-1]
-body = Program("call", "lowered", {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="few", tokens=(1, 64)))
+most = int(sys.argv[2])
+body = Program("call", "lowered", {"T": Dim("T", 1, most)}, bucket=BucketClass(name="some", tokens=(1, most)))
 x = body.add_input("in0", parse_type("bf16[T, 4096]"))
 total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
-if len(sys.argv) > 1:
+if sys.argv[1] == "True":
     residual = body.add_input("in1", parse_type("bf16[T, 4096]"))
     total = build.call(body, torch.ops.aten.add.Tensor, (residual, total), {})
 body.set_outputs({"out0": total})
 folder = Path(tempfile.mkdtemp())
 peer = Peer()
 executable = peer.emit(body, "key", Target.named("sm_90"), folder)
-words = re.compile(r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+|(?:ld|st)\\.global\\.v4\\.b32|multimem")
+words = re.compile(r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+|(?:ld|st)\\.global(?:\\.cg)?\\.v4\\.b32|multimem")
 print(json.dumps({
     "files": sorted(one.name for one in folder.iterdir()),
     "listed": list(executable.files),
@@ -224,22 +227,36 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("adds", drawn(1, [False, True]))
-def test_what_a_compile_writes(adds: bool, tmp_path: Path) -> None:
-    """For sm_90: flags are written and read by operations of system scope that order the values around them."""
-    (tmp_path / "script.py").write_text(SCRIPT.replace("len(sys.argv) > 1", str(adds)))
+@pytest.mark.parametrize(("adds", "pushes"), drawn(1, list(itertools.product([False, True], repeat=2))))
+def test_what_a_compile_writes(adds: bool, pushes: bool, tmp_path: Path) -> None:
+    """For sm_90: flags are written and read by operations of system scope that order the values around them.
+
+    64 rows of 8 KiB are 512 KiB, which is no sum for the kernel of many bytes, and 65 rows are one."""
+    most = 65 if pushes else 64
+    (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv[1]", f'"{adds}"').replace("sys.argv[2]", f'"{most}"'))
     found = run_without_interpreter(tmp_path / "script.py")
-    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4 + adds
+    assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4 + adds + pushes
     assert found["types"] == [["bf16[T, 4096]"] * (1 + adds), ["bf16[T, 4096]"]]
     call = PeerCall.model_validate(found["call"], strict=False)
     counts = [1, 2, 4, 8][not adds :]
     assert (call.axis, call.item, call.adds, list(call.launches)) == ("tp", 2, adds, [str(one) for one in counts])
     assert len({one.kernel for one in call.launches.values()}) == 3 + adds
-    for ranks, ptx in zip(counts, found["ptx"], strict=True):
+    of_ranks = found["ptx"][: len(counts)]
+    for ranks, ptx in zip(counts, of_ranks, strict=True):
         assert ptx.count("atom.global.sys.release.exch.b32") == ranks - 1
         assert ptx.count("ld.global.sys.acquire.b32") == 2 * (ranks - 1)
         # The values to publish, those of each rank, and the residual.
         assert ptx.count("ld.global.v4.b32") == (1 + ranks if ranks > 1 else 1) + adds
         assert ptx.count("st.global.v4.b32") == (2 if ranks > 1 else 1)
+        assert "multimem" not in ptx
+    assert (call.push is not None) is pushes and len(found["ptx"]) == len(counts) + pushes
+    for ptx in found["ptx"][len(counts) :]:
+        assert ptx.count("atom.global.sys.release.exch.b32") == 1, "one fence for a chunk"
+        assert ptx.count("ld.global.sys.acquire.b32") == 2
+        vectors = PUSH_CHUNK_BYTES // (PUSH_WARPS * 32 * VECTOR_BYTES)  # of a thread and chunk
+        # The values to send, the same ones to add, the residual, and the values that were received.
+        assert ptx.count("ld.global.v4.b32") == (2 + adds) * vectors
+        assert ptx.count("ld.global.cg.v4.b32") == vectors
+        assert ptx.count("st.global.v4.b32") == 2 * vectors
         assert "multimem" not in ptx
     assert found["workspace"] == 3 * 3 * 4096 * 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_ranks import Host, read_clock, run_ranks
+from peer_ranks import Host, bits, drawn_values, read_clock, run_ranks
 from run_seed import again, run_seed
 
 from ingot.backends.collectives import sum_in_order
@@ -21,11 +21,11 @@ from ingot.backends.peer.layout import (
     BLOCKS,
     ERROR,
     MOST_BYTES,
-    SHARED_BYTES,
     SLOT_BYTES,
     TILE_BYTES,
     VALUES,
     VECTOR_BYTES,
+    shared_bytes,
 )
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPUs")
@@ -34,21 +34,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "globaltimer", read_clock)
-
-
-def drawn_values(draw: random.Random, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values whose sum depends on the order, with zeros of both signs, infinities and NaN."""
-    generator = torch.Generator().manual_seed(draw.getrandbits(40))
-    values = torch.randn(count, generator=generator) * 10.0 ** torch.randint(-3, 4, (count,), generator=generator)
-    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan")])
-    chosen = torch.randint(0, 40, (count,), generator=generator)
-    return torch.where(chosen < len(special), special[chosen.clamp(max=len(special) - 1)], values).to(dtype)
-
-
-def bits(x: torch.Tensor) -> list[int]:
-    """NaN has one meaning and many bits."""
-    kind = torch.int32 if x.element_size() == 4 else torch.int16
-    return torch.where(x.isnan(), -1, x.view(kind).int()).tolist()
 
 
 def check_calls(size: int, dtype: torch.dtype, sizes: list[int], seed: str, first: int = 0) -> None:
@@ -165,7 +150,7 @@ def test_an_abort_ends_the_wait() -> None:
 
 def test_the_layout_is_disjoint() -> None:
     assert VALUES % VECTOR_BYTES == 0
-    assert VALUES + 2 * MOST_BYTES <= SHARED_BYTES
+    assert shared_bytes(8, 0) >= VALUES + 2 * MOST_BYTES
     host: Any = Host(1)
     host.counts(0)[:] = 1
     assert not host.flags(0).any() and not host.memory[0, VALUES:].any()
