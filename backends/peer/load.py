@@ -132,6 +132,7 @@ class PeerAllReduce:
 
     most      (attribute) the most bytes of a sum for which the kernel for few bytes is chosen
     largest   (attribute) the most bytes of a sum that this kernel can compute
+    pushed    (attribute) the most bytes of a sum for which the kernel for many bytes is chosen; 0: there is none
     by_nccl   (attribute) computes the same for any size
     """
 
@@ -146,6 +147,7 @@ class PeerAllReduce:
         self._communicator, self._peers, self._kernel, self._push = communicator, peers, kernel, push
         self.by_nccl = NcclAllReduce(communicator, add)
         self.most, self.largest = kernel.most, kernel.largest
+        self.pushed = 0 if push is None else push.most
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         x = given[0]
@@ -163,7 +165,7 @@ class PeerAllReduce:
             return None
         if size <= self.most:
             return self._kernel
-        return self._push if self._push is not None and size <= self._push.most else None
+        return self._push if size <= self.pushed else None
 
 
 def _counts(call: PeerCall) -> str:

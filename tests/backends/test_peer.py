@@ -342,7 +342,7 @@ def test_two_ranks_push_many_bytes(tmp_path: Path, no_gpu: None, monkeypatch: py
             {"blocks": 171, "vectors": 32769, "chunk": 192, "place": one.place, "timeout": 0},
             {"blocks": 200, "vectors": 204801, "chunk": 544, "place": one.place, "timeout": 0},
         ]
-        call._push.most = MOST_BYTES[2] + 16
+        call.pushed = MOST_BYTES[2] + 16
         for count in (MOST_BYTES[2] // 2 + 16, MOST_BYTES[2] // 2 + 4):  # too many bytes, no whole vectors
             (made,) = call(torch.ones(count, dtype=torch.bfloat16))
             assert made.tolist() == [2.0] * count, "NCCL's sum"
