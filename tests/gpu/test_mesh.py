@@ -209,10 +209,11 @@ def test_ranks_end_with_rank_0(mesh: str, artifact: Callable[[str, str], Path]) 
 def test_sums_over_peer_memory_have_the_bits_of_nccl() -> None:
     """By the benchmark, which compares sums of random values of each size, and chains of sums in a graph."""
     script = Path(__file__).parents[2] / "benchmarks" / "kernels" / "collectives.py"
-    command = [sys.executable, str(script), "--sizes", "16,8192,8208,1048576,1048592"]
+    command = [sys.executable, str(script), "--sizes", "16,8192,8208,1048576,1048592,16777216,33554448"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert made.returncode == 0, made.stderr
     assert "all_reduce_1048576.peer" in made.stdout and "all_reduce_1048592.peer" not in made.stdout
+    assert "all_reduce_33554448.push_add" in made.stdout
 
 
 @pytest.fixture
