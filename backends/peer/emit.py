@@ -43,7 +43,7 @@ class Peer:
 
     It also claims the add of a residual to such a sum: both are one launch. It leaves the norm after the add to the
     matmul that reads it. In steps of few tokens, the matmul's kernel norms its input as it loads, so the norm is no
-    launch. In larger steps, few sums are small enough for this kernel.
+    launch. In larger steps, the add and the norm are one op of another backend, unless the step is batch-invariant.
     """
 
     name = "peer"

@@ -26,8 +26,8 @@ VECTOR_BYTES = 16
 TILE_BYTES = WARPS * 32 * VECTOR_BYTES  # of one round of a thread block
 ROUNDS = 4
 SLOT_BYTES = ROUNDS * TILE_BYTES
-# The most bytes of a call; NCCL adds larger values. Each rank reads all values of every other rank, and a ring moves
-# fewer bytes for each rank, which matters more with more bytes.
+# The most bytes of a call of `kernel.py`. Each rank reads all values of every other rank, and a ring moves fewer bytes
+# for each rank, which matters more with more bytes.
 MOST_BYTES = BLOCKS * SLOT_BYTES
 
 FLAG_BYTES = BLOCKS * MOST_RANKS * 4
