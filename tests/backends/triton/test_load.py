@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ingot.backends.triton import load as loading
-from ingot.backends.triton.launches import LAUNCHES
+from ingot.backends.triton.launches import LAUNCHES, Launch
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.errors import InternalError
+from ingot.ir.errors import BackendError, InternalError
 from ingot.runtime.loading.load_context import on_one_device
 
 Launched = list[tuple[list[int], list[int]]]
@@ -87,3 +87,16 @@ def test_a_tensor_that_lies_askew_is_refused(call: loading.Call) -> None:
     with pytest.raises(InternalError, match="tensor 0 of a call is at the address"):
         call(flat[1:].view(10, 4), torch.empty(2, 3))
     assert not Recorded.calls
+
+
+def test_how_many_blocks_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked for blocks of eight warps, and a status that is no success is an error."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    launch = Launch(kernel="k", entry="f", grid=(1, 1, 1), arguments=(), warps=8, shared=40, dependent=True)
+    answers = {(7, 256, 40): (driver.CUresult.CUDA_SUCCESS, 4)}
+    failed = driver.CUresult.CUDA_ERROR_INVALID_VALUE, 0
+    name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    monkeypatch.setattr(driver, name, lambda *given: answers.get(given, failed))
+    assert loading.resident_blocks(7, launch) == 4
+    with pytest.raises(BackendError, match="how many blocks of f fit: CUDA_ERROR_INVALID_VALUE"):
+        loading.resident_blocks(8, launch)
