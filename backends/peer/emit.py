@@ -17,6 +17,7 @@ from ingot.backends.peer.layout import (
     TILE_BYTES,
     VECTOR_BYTES,
     WARPS,
+    WORD_BYTES,
     WORDS,
 )
 from ingot.backends.peer.sizes import MOST_BYTES, MOST_PUSHED_BYTES
@@ -169,7 +170,7 @@ def _sum_of(add: fx.Node) -> fx.Node | None:
 _ARGUMENTS: dict[str, Pointer | Number] = {
     "x": Pointer(input=0),
     "residual": Pointer(input=1),
-    **{name: Pointer(buffer=name) for name in ("result", "shared", "words")},
+    **{name: Pointer(buffer=name) for name in ("result", "own", "shared", "words")},
     **{name: Number(value=name) for name in ("vectors", "chunk", "place", "timeout")},
 }
 
@@ -191,13 +192,14 @@ def kernel_launch(value_type: TensorType, ranks: int, *, adds: bool, dependent: 
             "x": Value(flat, buffer="x"),  # `load.py` checks that its address is aligned
             "residual": Value(flat, buffer="residual") if adds else None,
             "result": Value(flat, buffer="result"),
+            "own": None if alone else Value(TensorType(torch.int32, (4,)), buffer="own"),
             "shared": None if alone else Value(TensorType(torch.int64, (ranks,)), buffer="shared"),
             "words": None if alone else Value(TensorType(torch.int32, (WORDS,)), buffer="words"),
             "vectors": "vectors",
             "place": None if alone else "place",
             "timeout": None if alone else "timeout",
         },
-        {"RANKS": ranks, "BLOCK": TILE_BYTES // item, "VECTOR": VECTOR_BYTES // item, "DEPENDENT": dependent},
+        {"RANKS": ranks, "BLOCK": TILE_BYTES // WORD_BYTES, "DEPENDENT": dependent},
         warps=WARPS,
         dependent=dependent,
     )

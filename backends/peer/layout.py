@@ -1,11 +1,11 @@
-"""The layout of the memory that each GPU shares with the others of its mesh axis: flags, counts, and values.
+"""The layout of the memory that each GPU shares with the others of its mesh axis: counts, and values.
 
-    flags    i32[BLOCKS, MOST_RANKS]         flags[b, r]: the calls for which block b of rank r has published its values
-    counts   i32[BLOCKS]                     the calls that block b of this rank has computed
-    late     i32[BLOCKS]                     whether a wait of block b of this rank has lasted too long
-    values   u8[2, BLOCKS, SLOT_BYTES]       what block b of this rank publishes, for even and odd counts
+    counts   i32[BLOCKS]                          the calls that block b of this rank has computed
+    late     i32[BLOCKS]                          whether a wait of block b of this rank has lasted too long
+    values   u8[2, ranks, BLOCKS, SLOT_BYTES]     what block b of each rank has sent, by even and odd counts; 0: nothing
 
-Only this rank writes its counts, values and late words. Every other rank writes its own column of the flags.
+Only this rank writes its counts and late words. Every other rank writes its own values, and this rank sets them to 0
+when it has read them.
 
 Two ranks have a second area after it, from PUSH on, for the kernel in `push.py`. The other rank writes its flags and
 slots, and this rank its counts and late words.
@@ -19,6 +19,7 @@ slots, and this rank its counts and late words.
 # Thread blocks of a call at most. All must run at once, because each waits for its like on the other GPUs: an H200 has
 # 132 multiprocessors.
 BLOCKS = 128
+WORD_BYTES = 4  # of a word, which has arrived as soon as it is not 0
 MOST_RANKS = 8  # GPUs of a host that NVLink switches connect, in HGX boards
 WARPS = 4
 # Bytes that a thread reads at once (ld.global.v4.b32).
@@ -26,12 +27,11 @@ VECTOR_BYTES = 16
 TILE_BYTES = WARPS * 32 * VECTOR_BYTES  # of one round of a thread block
 ROUNDS = 4
 SLOT_BYTES = ROUNDS * TILE_BYTES
-# The most bytes of a call of `kernel.py`. Each rank reads all values of every other rank, and a ring moves fewer bytes
+# The most bytes of a call of `kernel.py`. Each rank gets all values of every other rank, and a ring moves fewer bytes
 # for each rank, which matters more with more bytes.
 MOST_BYTES = BLOCKS * SLOT_BYTES
 
-FLAG_BYTES = BLOCKS * MOST_RANKS * 4
-COUNTS = FLAG_BYTES  # where the counts begin
+COUNTS = 0  # where the counts begin
 LATE = COUNTS + BLOCKS * 4  # where the late words begin
 VALUES = LATE + BLOCKS * 4  # where the values begin: a multiple of 16
 
@@ -49,7 +49,7 @@ PUSH_SLOTS = 4
 PUSH_PROGRAMS = 1024  # for which there are flags: more than the multiprocessors of any GPU with NVLink, times four
 PUSH_FLAG_BYTES = 32  # a sector of the L2 cache for each flag, which one GPU writes while another one reads it
 
-PUSH = VALUES + 2 * MOST_BYTES
+PUSH = VALUES + 2 * PUSH_RANKS * MOST_BYTES
 PUSH_COUNTS = PUSH + PUSH_PROGRAMS * PUSH_FLAG_BYTES
 PUSH_LATE = PUSH_COUNTS + PUSH_PROGRAMS * 4
 PUSH_VALUES = PUSH_LATE + PUSH_PROGRAMS * 4  # where the slots begin: a multiple of 128, which is a line of the L2 cache
@@ -64,8 +64,11 @@ def shared_bytes(ranks: int, programs: int, chunk_bytes: int = PUSH_CHUNK_BYTES)
     programs      the most programs that push
     chunk_bytes   the most bytes of a chunk
     """
-    slots = programs * PUSH_SLOTS * chunk_bytes
-    return -(-(PUSH_VALUES + slots if ranks == PUSH_RANKS else PUSH) // _UNIT) * _UNIT
+    if ranks == PUSH_RANKS:
+        size = PUSH_VALUES + programs * PUSH_SLOTS * chunk_bytes
+    else:
+        size = VALUES + 2 * ranks * MOST_BYTES
+    return -(-size // _UNIT) * _UNIT
 
 
 # Words of host memory that the kernel reads and writes: i32[2].

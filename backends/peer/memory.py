@@ -56,10 +56,11 @@ class PeerMemory:
 
     communicator   connects the ranks; it is not kept
     sharing        how memory is shared
-    own            the address of this rank's memory
+    own            as the attribute
     opened         the addresses of the memory of the other ranks, by their index
     device         this rank's GPU
 
+    own     (attribute) the address of this rank's memory
     table   (attribute) i64[ranks] on the device: the address of the memory of each rank
     words   (attribute) i32[WORDS] on the host: whether kernels are to end, and why one has ended
     """
@@ -73,7 +74,7 @@ class PeerMemory:
         # The GPU reaches pinned memory at the address that the host has (unified addressing).
         self.words = torch.zeros(WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._values = (ctypes.c_int32 * WORDS).from_address(self.words.data_ptr())  # faster to read than a tensor
-        self._sharing, self._own = sharing, own  # no communicator, which holds this object
+        self._sharing, self.own = sharing, own  # no communicator, which holds this object
         # Not at exit, when the driver may be gone. The driver frees this rank's own memory with the process: to free
         # what another process has opened is an error, and that process may be gone, or run.
         self._end = weakref.finalize(self, _close, sharing, tuple(opened.values()))
@@ -98,7 +99,7 @@ class PeerMemory:
         """Close the memory of the other ranks, and free this rank's. All ranks must call this, after their last sum."""
         self._end()
         _all_have(communicator, "", self.table.device)
-        self._sharing.free(self._own)
+        self._sharing.free(self.own)
 
 
 def _close(sharing: Sharing, addresses: Sequence[int]) -> None:

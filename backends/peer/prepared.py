@@ -33,7 +33,7 @@ class PreparedAllReduce:
     """
 
     def __init__(self, peers: PeerMemory, launch: Launch, function: object, cores: int) -> None:
-        fixed = {"shared": peers.table.data_ptr(), "words": peers.words.data_ptr()}
+        fixed = {"own": peers.own, "shared": peers.table.data_ptr(), "words": peers.words.data_ptr()}
         self._launch = PreparedLaunch(launch, function, fixed, {"result": 0}, dependent=True)
         self._place, self._blocks = peers.place, min(BLOCKS, cores)
         self.largest = self._blocks * SLOT_BYTES

@@ -236,7 +236,8 @@ class Recorded:
     """In place of a prepared launch: what the kernel is launched with."""
 
     def __init__(self, launch: Launch, function: Any, fixed: Any, made: Any, *, dependent: bool) -> None:
-        assert fixed.keys() == (set() if launch.kernel == "add" else {"shared", "words"})
+        known = {"add": set(), "push": {"shared", "words"}, "k": {"own", "shared", "words"}}
+        assert fixed.keys() == known[launch.kernel]
         assert made == {"result": 0} and function == 7
         self.sizes: list[dict[str, int]] = []
         self.calls: list[tuple[Any, Any]] = []

@@ -18,13 +18,12 @@ from ingot.backends.peer import wait as waiting
 from ingot.backends.peer.layout import (
     ABORT,
     ABORTED,
-    BLOCKS,
     ERROR,
     MOST_BYTES,
-    SLOT_BYTES,
     TILE_BYTES,
     VALUES,
     VECTOR_BYTES,
+    WORD_BYTES,
     shared_bytes,
 )
 
@@ -33,14 +32,15 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "globaltimer", read_clock)
+    for module in (kernel, waiting):
+        monkeypatch.setattr(module, "globaltimer", read_clock)
 
 
 def check_calls(size: int, dtype: torch.dtype, sizes: list[int], seed: str, first: int = 0) -> None:
     """Run calls of `sizes` vectors on all ranks. `first` is the count of calls before them."""
     host = Host(size)
     for place in range(size):
-        host.counts(place)[:], host.flags(place)[:] = first, first
+        host.counts(place)[:] = first
     each = VECTOR_BYTES // dtype.itemsize
     draws = [random.Random(f"{seed} {place}") for place in range(size)]
     values = [[drawn_values(draw, each * count, dtype) for count in sizes] for draw in draws]
@@ -56,6 +56,7 @@ def check_calls(size: int, dtype: torch.dtype, sizes: list[int], seed: str, firs
     for place, found in enumerate(run_ranks(size, work)):
         assert found == wanted, again((size, dtype, sizes, place))
     assert not host.words.any()
+    assert not any(host.slots(place).any() for place in range(size)), "all that was sent was read"
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (4, torch.float16)], ids=str)
@@ -70,7 +71,7 @@ def test_all_ranks_have_the_sum_in_their_order(size: int, dtype: torch.dtype) ->
 
 
 def test_counts_overflow() -> None:
-    """After 2^31 calls, counts are negative. A block that has not taken part since then is not behind."""
+    """After 2^31 calls, counts are negative, and slots take turns as before."""
     check_calls(2, torch.float32, [1, 1, 1, 1, 200, 1], run_seed(), first=2**31 - 3)
 
 
@@ -98,33 +99,48 @@ def test_one_rank_adds_a_residual(dtype: torch.dtype) -> None:
     count = (7 * TILE_BYTES + VECTOR_BYTES) // dtype.itemsize
     x, residual = (drawn_values(draw, count, dtype) for _ in range(2))
     result = torch.full_like(x, -7)
-    constants = {"RANKS": 1, "BLOCK": TILE_BYTES // dtype.itemsize, "VECTOR": VECTOR_BYTES // dtype.itemsize}
+    constants = {"RANKS": 1, "BLOCK": TILE_BYTES // WORD_BYTES}
     vectors = x.nbytes // VECTOR_BYTES
-    kernel.all_reduce[(3,)](x, residual, result, None, None, vectors, None, None, **constants, DEPENDENT=False)
+    kernel.all_reduce[(3,)](x, residual, result, None, None, None, vectors, None, None, **constants, DEPENDENT=False)
     assert bits(result) == bits(residual + x), again(dtype)
 
 
-def slot(host: Host, place: int, parity: int, block: int) -> torch.Tensor:
-    begin = VALUES + (parity * BLOCKS + block) * SLOT_BYTES
-    return host.memory[place, begin : begin + SLOT_BYTES].view(torch.float32)
+def send(host: Host, rank: int, count: int, x: torch.Tensor) -> None:
+    """Send the values of another rank to the first block of rank 0, for its call `count`."""
+    words = ~x.view(torch.int32)
+    host.slots(0)[count & 1, rank, 0, : len(words)] = words
 
 
-def test_a_call_leaves_the_values_of_the_call_before() -> None:
-    """Another rank may still read them. And a rank may be one call ahead: its flag is larger than the count."""
+def test_slots_take_turns() -> None:
+    """A rank may be one call ahead: its next values are not read, and they stay. What was read is 0 again."""
     host = Host(2)
-    host.flags(0)[:, 1] = 3
+    send(host, 1, 1, torch.full((4,), 10.0))
     for count in (1, 2, 3):
-        slot(host, 1, count & 1, 0)[:4] = 10.0 * count
+        send(host, 1, count + 1, torch.full((4,), 10.0 * (count + 1)))
         assert host.reduce(0, torch.full((4,), float(count))).tolist() == [11.0 * count] * 4
         assert host.counts(0)[:2].tolist() == [count, 0]
-        assert host.flags(1)[:2, 0].tolist() == [count, 0]
-    assert [slot(host, 0, parity, 0)[0].item() for parity in (0, 1)] == [2.0, 3.0]
+        assert host.slots(0).count_nonzero() == 4, "those of the next call"
+        sent = host.slots(1)[count & 1, 0, 0]
+        assert (~sent[:4]).view(torch.float32).tolist() == [float(count)] * 4 and not sent[4:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_word_that_would_be_sent_as_nothing(dtype: torch.dtype) -> None:
+    """A NaN of all ones, in one element of a word or in both: the sum has NaN in its place, and arrives."""
+    ones = torch.full((16 // dtype.itemsize,), -1, dtype=torch.int32 if dtype.itemsize == 4 else torch.int16)
+    x = ones.view(dtype)
+    x[1 : x.numel() // 2] = 2.0
+    host = Host(2)
+    for found in run_ranks(2, lambda place: host.reduce(place, x).tolist()):
+        assert bits(torch.tensor(found, dtype=dtype)) == bits(x + x)
+    assert not host.words.any()
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_does_not_come_ends_the_wait(size: int) -> None:
     host, x = Host(size), torch.ones(4)
-    host.flags(0)[:, 1 : size - 1] = 1  # the others have come
+    for rank in range(1, size - 1):
+        send(host, rank, 1, x)  # the others have come
     begin = time.monotonic()
     assert host.reduce(0, x, timeout=100_000).tolist() == [-7.0] * 4, "no sum of what has not come"
     assert time.monotonic() - begin > 0.1
@@ -150,7 +166,7 @@ def test_an_abort_ends_the_wait() -> None:
 
 def test_the_layout_is_disjoint() -> None:
     assert VALUES % VECTOR_BYTES == 0
-    assert shared_bytes(8, 0) >= VALUES + 2 * MOST_BYTES
-    host: Any = Host(1)
+    assert shared_bytes(8, 0) >= VALUES + 2 * 8 * MOST_BYTES
+    host: Any = Host(4)
     host.counts(0)[:] = 1
-    assert not host.flags(0).any() and not host.memory[0, VALUES:].any()
+    assert not host.slots(0).any()

@@ -12,6 +12,7 @@ from peer_ranks import CHUNK_BYTES, PROGRAMS, Host, bits, drawn_values, read_clo
 from run_seed import again, run_seed
 
 from ingot.backends.collectives import sum_in_order
+from ingot.backends.peer import kernel
 from ingot.backends.peer import wait as waiting
 from ingot.backends.peer.layout import (
     ABORT,
@@ -34,7 +35,8 @@ CHUNK = CHUNK_BYTES // VECTOR_BYTES  # vectors
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "globaltimer", read_clock)
+    for module in (kernel, waiting):
+        monkeypatch.setattr(module, "globaltimer", read_clock)
 
 
 def check_calls(
@@ -182,7 +184,7 @@ def test_the_kernels_share_no_memory_but_the_words() -> None:
 
 
 def test_the_layout_is_disjoint() -> None:
-    assert PUSH == VALUES + 2 * MOST_BYTES and PUSH_VALUES % 128 == 0
+    assert PUSH == VALUES + 2 * 2 * MOST_BYTES and PUSH_VALUES % 128 == 0
     assert shared_bytes(2, 264) >= PUSH_VALUES + 264 * PUSH_SLOTS * PUSH_CHUNK_BYTES
     assert shared_bytes(4, 264) < PUSH_VALUES + PUSH_SLOTS * PUSH_CHUNK_BYTES * 264, "for two ranks only"
     host = Host(2)

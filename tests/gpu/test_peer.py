@@ -80,7 +80,8 @@ class Ranks:
         self.kernels: list[PreparedAllReduce | PreparedPush] = []
         # Both ranks have all blocks on this GPU at once. It has room for many more of their size.
         for place in range(SIZE):
-            peers: Any = SimpleNamespace(table=table, words=self.words[place], place=place, size=SIZE)
+            own = self.memory[place].data_ptr()
+            peers: Any = SimpleNamespace(own=own, table=table, words=self.words[place], place=place, size=SIZE)
             self.kernels.append(
                 PreparedPush(peers, launch, function, self.programs)
                 if pushes

@@ -18,7 +18,7 @@ from ingot.backends.peer import kernel, push
 from ingot.backends.peer.layout import (
     BLOCKS,
     COUNTS,
-    MOST_RANKS,
+    MOST_BYTES,
     PUSH,
     PUSH_COUNTS,
     PUSH_FLAG_BYTES,
@@ -26,8 +26,11 @@ from ingot.backends.peer.layout import (
     PUSH_PROGRAMS,
     PUSH_SLOTS,
     PUSH_VALUES,
+    SLOT_BYTES,
     TILE_BYTES,
+    VALUES,
     VECTOR_BYTES,
+    WORD_BYTES,
     WORDS,
     shared_bytes,
 )
@@ -54,8 +57,11 @@ class Host:
     def counts(self, place: int) -> torch.Tensor:
         return self.memory[place, COUNTS : COUNTS + 4 * BLOCKS].view(torch.int32)
 
-    def flags(self, place: int) -> torch.Tensor:
-        return self.memory[place, :COUNTS].view(torch.int32).view(BLOCKS, MOST_RANKS)
+    def slots(self, place: int) -> torch.Tensor:
+        """What each block of each rank has sent: i32[2, ranks, BLOCKS, words]."""
+        size = 2 * self.size * MOST_BYTES
+        slots = self.memory[place, VALUES : VALUES + size].view(torch.int32)
+        return slots.view(2, self.size, BLOCKS, SLOT_BYTES // WORD_BYTES)
 
     def push_counts(self, place: int) -> torch.Tensor:
         return self.memory[place, PUSH_COUNTS:PUSH_LATE].view(torch.int32)
@@ -78,13 +84,14 @@ class Host:
     ) -> Any:
         """Run the kernel as a rank, with so many blocks at most. `timeout` is in microseconds."""
         result = torch.full_like(x, -7)
-        item = x.element_size()
         grid = min(blocks, -(-x.nbytes // TILE_BYTES))
-        constants = {"RANKS": self.size, "BLOCK": TILE_BYTES // item, "VECTOR": VECTOR_BYTES // item}
+        constants = {"RANKS": self.size, "BLOCK": TILE_BYTES // WORD_BYTES}
         vectors = x.nbytes // VECTOR_BYTES
+        own = self.memory[place].view(torch.int32)
         kernel.all_reduce[(grid,)](
-            x, residual, result, self.table, self.words[place], vectors, place, timeout, **constants, DEPENDENT=False
-        )
+            x, residual, result, own, self.table, self.words[place], vectors, place, timeout,
+            **constants, DEPENDENT=False,
+        )  # fmt: skip
         return result
 
     def push(
