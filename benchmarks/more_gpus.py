@@ -27,8 +27,8 @@ from ingot.backends.peer.sizes import MOST_BYTES
 SIZES = (1, 2, 4, 8)
 _SHAPE = "8b"
 _ITEM = 2  # bytes of a bfloat16
-# Sums by the kernel or by NCCL with the residual add after them, in the order of preference.
-_ADDED = ("peer_add", "push_add", "nccl_add")
+# Sums of decode steps add the residual. In steps of many tokens, the norm after the sum adds it.
+_PROVIDERS = ("peer_add", "push", "nccl")
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Estimate:
 
 
 class SumTimes:
-    """The seconds of an all-reduce with a residual add, by bytes and GPUs.
+    """The seconds of an all-reduce by bytes and GPUs, of few bytes with the add of a residual.
 
     figures   those of collectives.py with two GPUs
     """
 
     def __init__(self, figures: Mapping[str, Figure]) -> None:
         self._copy = figures["peer_copy"].value
-        self._by: dict[str, list[tuple[int, float]]] = {name: [] for name in _ADDED}
+        self._by: dict[str, list[tuple[int, float]]] = {name: [] for name in _PROVIDERS}
         for name, figure in figures.items():
             size, _, provider = name.removeprefix("all_reduce_").partition(".")
             if provider in self._by:
@@ -71,9 +71,9 @@ class SumTimes:
             return 0.0
         if size <= MOST_BYTES[gpus]:
             return self._between("peer_add", size) + (gpus - 2) * size / self._copy
-        if gpus == 2 and self._by["push_add"]:
-            return self._between("push_add", size)
-        return self._between("nccl_add", size) * 2 * (gpus - 1) / gpus
+        if gpus == 2 and self._by["push"]:
+            return self._between("push", size)
+        return self._between("nccl", size) * 2 * (gpus - 1) / gpus
 
     def _between(self, provider: str, size: int) -> float:
         """Return the seconds of two GPUs: between two measured sizes, on a line. Beyond the largest, in proportion."""

@@ -215,7 +215,8 @@ body.set_outputs({"out0": total})
 folder = Path(tempfile.mkdtemp())
 peer = Peer()
 executable = peer.emit(body, "key", Target.named("sm_90"), folder)
-ordered, vectors = r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+", r"(?:ld|st)(?:\\.volatile)?\\.global(?:\\.cg)?\\.v4\\.b32"
+ordered = r"(?:atom|ld)\\.global\\.(?:sys|gpu)\\.[.\\w]+"
+vectors = r"(?:ld|st)(?:\\.volatile)?\\.global(?:\\.cg)?\\.v4\\.b32"
 words = re.compile(f"{ordered}|{vectors}|multimem")
 print(json.dumps({
     "files": sorted(one.name for one in folder.iterdir()),
