@@ -166,10 +166,11 @@ def _arrived(slot, mask, late, words, rank, timeout):
 def _halves(word, dtype: tl.constexpr):
     """Return the elements of words in float32: of a small type the lower and the upper one, of float32 one twice."""
     if dtype == tl.float32:
-        whole = word.to(tl.float32, bitcast=True)
-        return whole, whole
-    low = (word & 0xFFFF).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
-    high = (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        low = word.to(tl.float32, bitcast=True)
+        high = low
+    else:
+        low = (word & 0xFFFF).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        high = (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     return low, high
 
 
@@ -182,7 +183,9 @@ def _rounded(value, dtype: tl.constexpr):
 def _word(low, high, dtype: tl.constexpr):
     """Return the words of what `_halves` returns, rounded."""
     if dtype == tl.float32:
-        return low.to(tl.int32, bitcast=True)
-    lower = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    upper = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
-    return lower | upper
+        word = low.to(tl.int32, bitcast=True)
+    else:
+        lower = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        upper = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        word = lower | upper
+    return word

@@ -10,8 +10,9 @@ _ABORT: tl.constexpr = tl.constexpr(ABORT)
 _ABORTED: tl.constexpr = tl.constexpr(ABORTED)
 _ERROR: tl.constexpr = tl.constexpr(ERROR)
 # Reads of a flag between two looks at the clock and at host memory. A read takes some 0.5 µs of an L2 cache's latency,
-# and a look crosses PCIe.
-READS = 256
+# so looks are some 16 ms apart. A look crosses PCIe, and hundreds of programs look at once, which takes a millisecond.
+# With looks after 256 reads, each GPU made the other one wait until it looked too: a sum of 16 MB took 0.7 ms.
+READS = 1 << 15
 _READS: tl.constexpr = tl.constexpr(READS)
 
 

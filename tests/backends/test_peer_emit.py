@@ -206,10 +206,10 @@ made, compile = [], triton.compile
 triton.compile = lambda *args, **options: made.append(compile(*args, **options)) or made[-1]
 most = int(sys.argv[2])
 body = Program("call", "lowered", {"T": Dim("T", 1, most)}, bucket=BucketClass(name="some", tokens=(1, most)))
-x = body.add_input("in0", parse_type("bf16[T, 4096]"))
+x = body.add_input("in0", parse_type(KIND))
 total = build.call(body, all_reduce.overload, (x,), {"axis": "tp"})
 if sys.argv[1] == "True":
-    residual = body.add_input("in1", parse_type("bf16[T, 4096]"))
+    residual = body.add_input("in1", parse_type(KIND))
     total = build.call(body, torch.ops.aten.add.Tensor, (residual, total), {})
 body.set_outputs({"out0": total})
 folder = Path(tempfile.mkdtemp())
@@ -229,19 +229,29 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize(("adds", "pushes"), drawn(1, list(itertools.product([False, True], repeat=2))))
-def test_what_a_compile_writes(adds: bool, pushes: bool, tmp_path: Path) -> None:
+KINDS = ("bf16[T, 4096]", "f16[T, 4096]", "f32[T, 2048]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "adds", "pushes"), drawn(2, list(itertools.product(KINDS, [False, True], [False, True])))
+)
+def test_what_a_compile_writes(kind: str, adds: bool, pushes: bool, tmp_path: Path) -> None:
     """For sm_90: vectors of 16 bytes; no fence for a sum of few bytes, and one for each chunk of many bytes.
 
     64 rows of 8 KiB are 512 KiB, which is no sum for the kernel of many bytes, and 65 rows are one."""
     most = 65 if pushes else 64
-    (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv[1]", f'"{adds}"').replace("sys.argv[2]", f'"{most}"'))
+    given = {"KIND": f'"{kind}"', "sys.argv[1]": f'"{adds}"', "sys.argv[2]": f'"{most}"'}
+    script = SCRIPT
+    for name, value in given.items():
+        script = script.replace(name, value)
+    (tmp_path / "script.py").write_text(script)
     found = run_without_interpreter(tmp_path / "script.py")
     assert found["files"] == sorted(found["listed"]) and len(found["files"]) == 4 + adds + pushes
-    assert found["types"] == [["bf16[T, 4096]"] * (1 + adds), ["bf16[T, 4096]"]]
+    assert found["types"] == [[kind] * (1 + adds), [kind]]
     call = PeerCall.model_validate(found["call"], strict=False)
     counts = [1, 2, 4, 8][not adds :]
-    assert (call.axis, call.item, call.adds, list(call.launches)) == ("tp", 2, adds, [str(one) for one in counts])
+    item = 4 if kind.startswith("f32") else 2
+    assert (call.axis, call.item, call.adds, list(call.launches)) == ("tp", item, adds, [str(one) for one in counts])
     assert len({one.kernel for one in call.launches.values()}) == 3 + adds
     of_ranks = found["ptx"][: len(counts)]
     for ranks, ptx in zip(counts, of_ranks, strict=True):
@@ -265,4 +275,4 @@ def test_what_a_compile_writes(adds: bool, pushes: bool, tmp_path: Path) -> None
         assert ptx.count("ld.global.cg.v4.b32") == vectors
         assert ptx.count("st.global.v4.b32") == 2 * vectors
         assert "multimem" not in ptx
-    assert found["workspace"] == 3 * 3 * 4096 * 2
+    assert found["workspace"] == 3 * 3 * 8192

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from peer_ranks import Host, bits, drawn_values, read_clock, run_ranks
 from run_seed import again, run_seed
 
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (kernel, waiting):
         monkeypatch.setattr(module, "globaltimer", read_clock)
+        monkeypatch.setattr(module, "_READS", tl.constexpr(16))  # the interpreter reads slowly
 
 
 def check_calls(size: int, dtype: torch.dtype, sizes: list[int], seed: str, first: int = 0) -> None:
