@@ -37,12 +37,12 @@ VALUES = LATE + BLOCKS * 4  # where the values begin: a multiple of 16
 
 PUSH_RANKS = 2  # a chunk goes to one other GPU
 # Programs on a multiprocessor. While one waits until its writes have reached the other GPU, others must send. All of a
-# launch must run at once, as blocks must. 62 registers a thread leave room for four. Not measured yet:
-# `collectives.py --sweep` does it.
+# launch must run at once, as blocks must. 62 registers a thread leave room for four. Measured on two H200s with the
+# warps and bytes below (`collectives.py --sweep`): 16 MB took 57.7 us, with one program 67, and with four 60.
 PUSH_PER_CORE = 2
-PUSH_WARPS = 8  # not measured yet
+PUSH_WARPS = 8
 # The most bytes of a chunk. Larger chunks need fewer flags, and smaller ones a shorter first and last chunk, in which
-# the link is idle. Not measured yet.
+# the link is idle. 8 KiB took 65 us, and 32 KiB 58.
 PUSH_CHUNK_BYTES = 16 << 10
 # A chunk's slot is written again four chunks later: `push.py` says why that is enough.
 PUSH_SLOTS = 4

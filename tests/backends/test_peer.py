@@ -325,6 +325,8 @@ def test_sizes_choose_the_kernel_or_nccl(tmp_path: Path, no_gpu: None, monkeypat
 def test_two_ranks_push_many_bytes(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the bound of the other kernel to its own, in chunks of equal size by all programs of 100 multiprocessors."""
     executable = write_call(tmp_path, pushes=True)
+    bound = 100 * SLOT_BYTES
+    assert bound < MOST_BYTES[2], "one slot for each multiprocessor, less than the kernel could add on a larger GPU"
     sharing = HostSharing(9, {})  # of all ranks
     monkeypatch.setattr(loading, "CudaSharing", lambda device: sharing)
 
@@ -332,19 +334,19 @@ def test_two_ranks_push_many_bytes(tmp_path: Path, no_gpu: None, monkeypatch: py
         call = loaded(one, executable, tmp_path)
         few, many = call._kernel._launch, call._push._launch
         found = []
-        for size in (MOST_BYTES[2], MOST_BYTES[2] + 16, MOST_BYTES[2] + 16, 200 * PUSH_CHUNK_BYTES + 16):
+        for size in (bound, bound + 16, bound + 16, 200 * PUSH_CHUNK_BYTES + 16):
             x = torch.ones(size // 2, dtype=torch.bfloat16)
             (made,) = call(x)
             found.append((few.calls + many.calls)[-1] == ([x.data_ptr()], [made.data_ptr()]))
         assert found == [True] * 4 and len(few.calls) == 1 and len(many.calls) == 3
-        # 32769 vectors are 163.8 for each program, and a chunk has a multiple of 32. 204801 are more than one chunk for
-        # each, and half as many are 512.003.
+        # 51201 vectors are 256.005 for each program, and a chunk has a multiple of 32. 204801 are more than one chunk
+        # for each, and half as many are 512.003.
         assert [{**sizes, "timeout": 0} for sizes in many.sizes] == [
-            {"blocks": 171, "vectors": 32769, "chunk": 192, "place": one.place, "timeout": 0},
+            {"blocks": 178, "vectors": 51201, "chunk": 288, "place": one.place, "timeout": 0},
             {"blocks": 200, "vectors": 204801, "chunk": 544, "place": one.place, "timeout": 0},
         ]
-        call.pushed = MOST_BYTES[2] + 16
-        for count in (MOST_BYTES[2] // 2 + 16, MOST_BYTES[2] // 2 + 4):  # too many bytes, no whole vectors
+        call.pushed = bound + 16
+        for count in (bound // 2 + 16, bound // 2 + 4):  # too many bytes, no whole vectors
             (made,) = call(torch.ones(count, dtype=torch.bfloat16))
             assert made.tolist() == [2.0] * count, "NCCL's sum"
         assert len(many.calls) == 3
@@ -372,7 +374,7 @@ def test_nccl_in_place_of_pushes(
         return made.unique().tolist(), len(call._kernel._launch.calls)
 
     assert joined(FakeNccl(), ranks, work) == [([float(ranks)], 0)] * ranks
-    text = "NCCL computes all-reduces of more than 524288 bytes: of 200 programs of a kernel, only 100 can run at once"
+    text = "NCCL computes all-reduces of more than 819200 bytes: of 200 programs of a kernel, only 100 can run at once"
     assert warnings == ([text] if ranks == 2 else [])
 
 

@@ -238,8 +238,8 @@ KINDS = ("bf16[T, 4096]", "f16[T, 4096]", "f32[T, 2048]")
 def test_what_a_compile_writes(kind: str, adds: bool, pushes: bool, tmp_path: Path) -> None:
     """For sm_90: vectors of 16 bytes; no fence for a sum of few bytes, and one for each chunk of many bytes.
 
-    64 rows of 8 KiB are 512 KiB, which is no sum for the kernel of many bytes, and 65 rows are one."""
-    most = 65 if pushes else 64
+    128 rows of 8 KiB are 1 MiB, which is no sum for the kernel of many bytes, and 129 rows are one."""
+    most = 129 if pushes else 128
     given = {"KIND": f'"{kind}"', "sys.argv[1]": f'"{adds}"', "sys.argv[2]": f'"{most}"'}
     script = SCRIPT
     for name, value in given.items():

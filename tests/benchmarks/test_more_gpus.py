@@ -60,10 +60,10 @@ def test_sums_between_two_measured_sizes(more_gpus: ModuleType, results: ModuleT
         return results.Figure(value=value, unit="s", what="")
 
     figures = {f"all_reduce_{size}.peer_add": figure(took) for size, took in ((8 * KIB, 4e-6), (16 * KIB, 6e-6))}
-    figures |= {"all_reduce_1048576.nccl": figure(2e-5), "peer_copy": figure(LINK)}
+    figures |= {"all_reduce_2097152.nccl": figure(2e-5), "peer_copy": figure(LINK)}
     times = more_gpus.SumTimes(figures)
     assert times.of(12 * KIB, 2) == pytest.approx(5e-6) and times.of(4 * KIB, 2) == pytest.approx(4e-6)
-    assert times.of(1 << 20, 2) == 2e-5
-    figures["all_reduce_1048576.push"] = figure(1e-5)
-    assert more_gpus.SumTimes(figures).of(1 << 20, 2) == 1e-5
-    assert more_gpus.SumTimes(figures).of(1 << 20, 4) == pytest.approx(3e-5), "the kernel of large sums is for two GPUs"
+    assert times.of(2 << 20, 2) == 2e-5
+    figures["all_reduce_2097152.push"] = figure(1e-5)
+    assert more_gpus.SumTimes(figures).of(2 << 20, 2) == 1e-5
+    assert more_gpus.SumTimes(figures).of(2 << 20, 4) == pytest.approx(3e-5), "the kernel of large sums is for two GPUs"
