@@ -31,10 +31,12 @@ def _narrowed(array: np.ndarray, dtype: int) -> np.ndarray:
 
 
 class _Group:
-    """What the ranks of a communicator share: a barrier, and the calls of each."""
+    """What the ranks of a communicator share: a barrier for calls, one for the start, and the calls of each.
+
+    An abort breaks the first barrier alone: a rank may abort while another one still leaves the start."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+        self.barrier, self.started = threading.Barrier(size), threading.Barrier(size)
         self.calls: list[Any] = [None] * size
 
 
@@ -84,7 +86,7 @@ class FakeNccl:
             handle = 1000 + len(self._ranks)
             self._ranks[handle] = self._groups[key], place
         comm._obj.value = handle
-        self._groups[key].barrier.wait(SECONDS)
+        self._groups[key].started.wait(SECONDS)
         return 0
 
     def _ncclCommAbort(self, comm: int) -> int:
