@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from benchmark_scripts import BENCHMARKS
 
+from ingot.bench.children import ChildError
 from ingot.runtime.loading.phases import Span
 
 FAKE_PEERS = Path(__file__).parents[1] / "support" / "outside" / "fake_peers"
@@ -112,7 +113,7 @@ def test_half_a_peer_is_refused(mesh: ModuleType, monkeypatch: pytest.MonkeyPatc
         run(mesh, monkeypatch, tmp_path / "m.json", "a.ingot", "b.ingot", "--peer-site", "p")
 
 
-def test_vllm_on_as_many_gpus(mesh: ModuleType, tmp_path: Path) -> None:
+def test_vllm_on_as_many_gpus(mesh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By peer.py, with multicast off: the package in place of vLLM checks both. It makes a token in a millisecond."""
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     options = argparse.Namespace(
@@ -131,8 +132,16 @@ def test_vllm_on_as_many_gpus(mesh: ModuleType, tmp_path: Path) -> None:
     assert figures["peer.batch_1_step"].value == pytest.approx(1e-3, rel=0.5)
     assert figures["peer.first_token"].what.startswith("vLLM 0.0.1, tp=2: the first token after a prompt of 100")
     options.peer_caches = tmp_path / "caches"
-    figures, _ = mesh.run_peer(options, 2)
-    assert figures.keys() == {"peer.batch_1_step", "peer.first_token", "peer.throughput"}
+    asked: list[str] = []
+
+    def no_child(command: list[str | Path], **_: object) -> None:
+        asked.extend(map(str, command))
+        raise ChildError("told to fail")
+
+    monkeypatch.setattr(mesh, "run_command", no_child)
+    with pytest.raises(SystemExit, match="vLLM was not measured: told to fail"):
+        mesh.run_peer(options, 2)
+    assert asked[asked.index("--caches") + 1] == str(tmp_path / "caches")
 
 
 def test_phases_of_each_rank(mesh: ModuleType) -> None:

@@ -55,9 +55,11 @@ def test_a_peer(
     warm = f"{name}_{version}_first_token"
     assert once.keys() == {key for key in found.figures if not key.startswith(warm) and "batch_32" not in key}
     caches = tmp_path / "caches"
-    call(*asked, FAKE_PEERS, *less, *load, "--caches", caches, "--fill-caches", "--json", tmp_path / "filled.json")
+    few = ("--spread", 0, "--arrivals", 0, "--conversation", 64, "--sharing", 3, "--prefix", 64)
+    short = (*load, *few, "--batch", 1, "--caches", caches)
+    call(*asked, FAKE_PEERS, *less, *short, "--fill-caches", "--json", tmp_path / "filled.json")
     assert not (tmp_path / "filled.json").exists()
-    call(*asked, FAKE_PEERS, *less, *load, "--batch", 1, "--caches", caches, "--json", tmp_path / "kept.json")
+    call(*asked, FAKE_PEERS, *less, *short, "--json", tmp_path / "kept.json")
     kept = results.read_result(tmp_path / "kept.json").figures
     assert f"{name}_{version}_batch_1_step" in kept and not [key for key in kept if "first_token" in key]
     with pytest.raises(SystemExit, match=f"{title} is not in"):
