@@ -51,9 +51,9 @@ class MeshStep:
 class MeshLauncher(StepLauncher):
     """Posts each step to the other ranks, and runs rank 0's part of it in this process.
 
-    With pipeline stages, a step returns when rank 0's stage has computed. Its ending, which brings the tokens back from
-    the last stage, runs when they are read. Until then, the stages may compute as many further steps as there are
-    stages.
+    With pipeline stages, a step returns when rank 0's stage has computed, or on a GPU when it has been launched. Its
+    ending brings the tokens back from the last stage. It is launched when they are read, or before that, with the step
+    as many steps later as there are stages. That step may read the tokens on the device.
 
     own      runs rank 0's part
     leader   reaches the other ranks
@@ -67,7 +67,7 @@ class MeshLauncher(StepLauncher):
     def launch(self, inputs: StepInputs) -> SampledStep:
         """Run a step on all ranks, and return the handle of rank 0's part. Raises RankError if a rank is gone."""
         while len(self._not_ended) >= self._stages > 1:
-            self._end(self._not_ended[0])  # the engine gave that step up, and no caller reads its tokens
+            self._end(self._not_ended[0])  # this step may read its tokens on the device
         self._leader.post(inputs)
         if self._stages > 1:
             inputs = inputs.copied()  # the ending may run after the engine gave the step up, and used the buffer again
