@@ -130,7 +130,7 @@ BACKENDS: dict[str, BackendEntry] = {
         costs={
             "": ClaimCost(
                 0.05,
-                "before NCCL: it took 0.34 to 0.82 of its time for two H200s, 8 kB to 64 MB (backends/peer/sizes.py)",
+                "before NCCL: it took 0.33 to 0.81 of its time for two H200s, 8 kB to 64 MB (backends/peer/sizes.py)",
             )
         },
         executable=_late("peer.load:load"),

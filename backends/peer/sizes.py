@@ -6,7 +6,7 @@ from ingot.backends.peer.layout import MOST_RANKS
 # `push.py`, adds larger sums.
 #
 # Two ranks: the kernel took 2.3, 2.6, 3.2, 4.3 and 6.3 us for 8 kB, 64 kB, 256 kB, 512 kB and 1 MB on two H200s, the
-# kernel in `push.py` 4.3, 5.3, 6.5, 7.2 and 8.7, and NCCL 6.7, 7.3, 8.6, 10.2 and 14.1
+# kernel in `push.py` 4.3, 5.3, 6.5, 7.2 and 8.7, and NCCL 6.9, 7.3, 8.6, 10.2 and 14.1
 # (benchmarks/results/collectives.json). It has memory for 1 MiB.
 #
 # More ranks: not measured. Each reads the values of all others, so the bytes grow with the ranks, and at some size a

@@ -107,7 +107,7 @@ def test_a_rank_that_is_slow_between_chunks(slow: int, monkeypatch: pytest.Monke
 
 @needs_interpreter
 def test_counts_overflow() -> None:
-    """After 2^31 chunks, counts are negative. A program that has sent none since then is not behind."""
+    """After 2^31 chunks, counts are negative. A program that has sent none since then still gets what it waits for."""
     check_calls(
         torch.float32, [(1, 3), (9 * CHUNK, 3), (1, 3), (2 * CHUNK, 3), (CHUNK, 3)], run_seed(), first=2**31 - 3
     )
