@@ -190,6 +190,20 @@ def test_more_splits_than_are_added_at_once(dtype: torch.dtype) -> None:
 
 
 @attention_dtypes
+@pytest.mark.parametrize("most", [1, 16, 64, 2048])
+def test_splits_that_another_launch_merges(most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With padding, sequences of one split, of several and without tokens, and the log-sum-exps of both."""
+    monkeypatch.setattr("ingot.backends.triton.lower.attention.split_limits._APART", 0)
+    mix = [(1, 300)] if most == 1 else [(1, 250), (3, 40), (1, 3), (0, 20), (1, 400)]
+    step = a_step(mix, dtype, Heads(6, 2, 64), gap=most > 1, behind=2 * (most > 1))
+    if most <= 64:
+        appended(step, most, cores=6)
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    agree("paged_attention", step, (step.q, kv, *step.lens), {"scale": 0.125}, most, cores=6)
+    agree("partial_attention", step, (step.q, kv, *step.lens), {"scale": 0.125}, most, cores=6)
+
+
+@attention_dtypes
 @pytest.mark.parametrize("page", some(1, [8, 32, 48]))
 def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, page=page)

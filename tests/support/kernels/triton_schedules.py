@@ -55,12 +55,12 @@ def without_assembly(constants: Mapping[str, Any]) -> dict[str, Any]:
 def run_schedule(
     schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> list[torch.Tensor]:
-    """The outputs; states among the inputs are updated in place. Outputs and scratch hold NaN, or -7, at first."""
+    """The outputs; states among the inputs are updated in place. Outputs and scratch hold NaN, or 7, at first."""
     buffers: dict[str, torch.Tensor] = {}
     for name, buffer in schedule.buffers.items():
         dtype = DTYPES[buffer.dtype]
         shape = [evaluate(size, sizes) for size in buffer.shape]
-        fill: Any = 0 if buffer.kind == "counter" else float("nan") if dtype.is_floating_point else -7
+        fill: Any = 0 if buffer.kind == "counter" else float("nan") if dtype.is_floating_point else 7
         buffers[name] = torch.full(shape, fill, dtype=dtype, device=DEVICE)
 
     def argument(value: Any) -> Any:

@@ -101,7 +101,8 @@ class Splits:
     loads the lengths of `scan` sequences per iteration.
 
     With `single`, the kernel computes only sequences with one token in the step. With `fed_apart`, splits read only
-    positions of earlier steps, and the kernel adds the tokens of this step separately.
+    positions of earlier steps, and the kernel adds the tokens of this step separately. With `apart`, another launch
+    merges the results of splits, by `merge_attention`.
     """
 
     chunk: int
@@ -113,6 +114,7 @@ class Splits:
     scan: int
     single: bool
     fed_apart: bool
+    apart: bool = False
 
 
 @dataclass(frozen=True)

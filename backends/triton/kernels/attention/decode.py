@@ -12,7 +12,8 @@ This fills the device with few tokens and with contexts of very different length
             of the sequence, up to this one
         for every chunk of the split: add its positions to the state
         if there is one split: write the attention
-        else: write the state of the split; the last split to end merges all of them
+        else: write the state of the split; the last split to end merges all of them, or the kernel `merge_attention`
+            does
 
 The state is that of the online softmax. The splits of a context take its chunks in turn. A split's first chunk
 therefore does not depend on the length of the context. All q heads that share a kv head are rows of one tile.
@@ -230,7 +231,8 @@ def decode_attention(
 
     - `partial` f32[tokens, kv_heads, most, group, value_dim]: the attention of each split
     - `sizes` f32[tokens, kv_heads, most, group]: the base-2 logarithm of each split's sum of weights
-    - `arrived` i32[tokens, kv_heads]: how many splits have ended
+    - `arrived` i32[tokens, kv_heads]: how many splits have ended. With SPLITS.apart, the result is the number of splits
+      of each context. `merge_attention` then merges those with two or more
     - `lse` f32[tokens, heads] or None: the log-sum-exp of each row
 
     With SPLITS.single, the kernel computes only sequences with one token in the step, and writes only their rows. The
@@ -298,6 +300,8 @@ def decode_attention(
     if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
             store_unowned(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
+            if SPLITS.apart:
+                tl.store(arrived + token * FORM.kv_heads + head, 0)
     place = 0
     more = 1
     if SPLITS.shares > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -313,6 +317,8 @@ def decode_attention(
     length = tl.load(kv_lens + sequence)
     if SPLITS.single:
         if count != 1:
+            if SPLITS.apart:
+                tl.store(arrived + sequence * FORM.kv_heads + head, 0, mask=item < pairs)
             return
         token = first
     if item >= first_items:
@@ -387,12 +393,15 @@ def decode_attention(
 
     # The result.
     row = token * FORM.kv_heads + head
+    pair = sequence * FORM.kv_heads + head if SPLITS.single else row
+    if SPLITS.apart:
+        tl.store(arrived + pair, splits, mask=split == 0)
     mean = mean_of(total, weight_sum, lse, CACHE)
     if splits == 1:
         store_rows(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
-    pair = sequence * FORM.kv_heads + head if SPLITS.single else row
     store_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
-    if ended_before(arrived + pair) == splits - 1:
-        tl.store(arrived + pair, 0)
-        merge_splits(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)
+    if not SPLITS.apart:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+        if ended_before(arrived + pair) == splits - 1:
+            tl.store(arrived + pair, 0)
+            merge_splits(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)

@@ -6,6 +6,7 @@ import torch
 
 from ingot.backends.triton.kernels.attention.constants import Early, Splits
 from ingot.backends.triton.kernels.attention.decode import decode_attention
+from ingot.backends.triton.kernels.attention.merge import merge_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention.choice import known_tiles
 from ingot.backends.triton.lower.attention.form_tiles import form_tiles
@@ -19,7 +20,7 @@ from ingot.backends.triton.lower.attention.problem import (
 )
 from ingot.backends.triton.lower.attention.shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention.shared import Prefixes, schedule_shared, sharing_of, when
-from ingot.backends.triton.lower.attention.split_limits import heads_at_once, split_limits, splits_at_once
+from ingot.backends.triton.lower.attention.split_limits import merged_at_once, split_limits
 from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
@@ -83,7 +84,8 @@ def _launch(
     k, and writes k and v. With `single`, it computes only sequences with one token in the step.
 
     `sharing` is the table of shared prefixes, or None. With a table, the function adds three launches. One runs in
-    steps without shared prefixes, the other two in steps with them.
+    steps without shared prefixes, the other two in steps with them. If splits have large results, another launch merges
+    them.
     """
     if not attention.equal:
         held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
@@ -107,30 +109,37 @@ def _launch(
         want_one_dtype(call, "q", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
+    at_once, heads_at_once = merged_at_once(problem, limits)
+    splits = Splits(
+        chunk=tiles.keys,
+        base=limits.base,
+        shares=limits.shares,
+        most=limits.most,
+        at_once=at_once,
+        heads_at_once=heads_at_once,
+        scan=_scan(problem.tokens, tiles.warps, single=single),
+        single=single,
+        fed_apart=append,
+        apart=limits.apart,
+    )
     constants = {
         **attention.constants,
         "ASSEMBLY": attention.assembly,
         "HEAD": head,
-        "SPLITS": Splits(
-            chunk=tiles.keys,
-            base=limits.base,
-            shares=limits.shares,
-            most=limits.most,
-            at_once=min(power_of_two(limits.most), splits_at_once(problem)),
-            heads_at_once=heads_at_once(problem),
-            scan=_scan(problem.tokens, tiles.warps, single=single),
-            single=single,
-            fed_apart=append,
-        ),
+        "SPLITS": splits,
         "EARLY": Early(tile=bool(tiles.early), ahead=tiles.ahead, positions=positions),
         "DEPENDENT": schedule.dependent,
     }
-    arguments = {
+    merged = {
         "out": results[0],
         "lse": results[1],
         "partial": schedule.scratch(torch.float32, (*per_split, form.group, form.value_dim)),
         "sizes": schedule.scratch(torch.float32, (*per_split, form.group)),
-        "arrived": schedule.counter((most_tokens, kv_heads)),
+    }
+    used = schedule.scratch(torch.int32, (rows, kv_heads)) if limits.apart else None
+    arguments = {
+        **merged,
+        "arrived": used or schedule.counter((most_tokens, kv_heads)),
         **attention.arguments,
         **prologue,
     }
@@ -155,7 +164,15 @@ def _launch(
 
     if sharing is None:
         launch(items, None)
-        return
-    launch(times(items, when(sharing, shared=False)), None)
-    prefixes = schedule_shared(call, attention, schedule, sharing, head)
-    launch(times(items, when(sharing, shared=True)), prefixes)
+    else:
+        launch(times(items, when(sharing, shared=False)), None)
+        prefixes = schedule_shared(call, attention, schedule, sharing, head)
+        launch(times(items, when(sharing, shared=True)), prefixes)
+    if used is not None:
+        schedule.launch(
+            merge_attention,
+            (times(rows, kv_heads), -(-form.group // heads_at_once), 1),
+            {**merged, "used": used, "q_starts": attention.arguments["q_starts"]},
+            {"FORM": attention.constants["FORM"], "SPLITS": splits, "DEPENDENT": schedule.dependent},
+            dependent=schedule.dependent,
+        )
