@@ -110,6 +110,7 @@ H200_TIMES = GpuTimes(
         "head_linear_few": KernelTime(3.2 * _US, 0.9),
         "head_linear_blocks": KernelTime(4.2 * _US, 0.85, 0.45),
         "cached_lens": KernelTime(0.25 * _US, 0.94),
+        "merge_attention": KernelTime(1.3 * _US, 0.85),
         **dict.fromkeys(("mix_streams", "join"), KernelTime(0.67 * _US, 1.2, wave=0.28 * _US)),
         **dict.fromkeys(("match_size", "keep_above"), KernelTime(1.3 * _US, 1.1, wave=0.24 * _US)),
         "pool_rows": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),

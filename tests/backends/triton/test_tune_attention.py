@@ -114,7 +114,7 @@ def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
         choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=vars(tiles), source="measured")
         check_tiles([choice])
         assert DecodeProblem.of(choice) == problem
-        (launch,) = make_schedule(H200, problem, tiles)[0].launches
+        launch, *_ = make_schedule(H200, problem, tiles)[0].launches
         chunk = launch.constants["SPLITS"].chunk
         assert (chunk, launch.stages, launch.warps) == (tiles.keys, tiles.stages, tiles.warps)
 
@@ -181,6 +181,6 @@ def test_a_call_and_the_problem_that_it_chooses_tiles_by_are_one(heads: int, gro
     assert (problem.cache_dtype, problem.form) == ("f8e4m3", "latent_512")
     assert problem.cache_heads == heads and problem.kv_heads * problem.group == heads * group
     other, _ = make_schedule(H200, problem, DecodeTiles(16, 3, 2, warps=8, early=0))
-    (launch,) = other.launches
+    launch, *_ = other.launches
     assert launch.constants["FORM"] == schedule.launches[0].constants["FORM"]
     assert (launch.constants["SPLITS"].chunk, launch.warps) == (16, 8)

@@ -18,7 +18,6 @@ from ingot.backends.triton.kernels.attention.addresses import cached_head, rows_
 from ingot.backends.triton.kernels.attention.cache_dtype import as_computed, key_scales_of, value_scales_of
 from ingot.backends.triton.kernels.attention.constants import group_rows
 from ingot.backends.triton.kernels.attention.parts import (
-    ended_before,
     given_query,
     query_rows,
     store_rows,
@@ -26,7 +25,7 @@ from ingot.backends.triton.kernels.attention.parts import (
     tail_of,
 )
 from ingot.backends.triton.kernels.attention.softmax import LOWEST, Operands, mean_of, weighed
-from ingot.backends.triton.kernels.attention.splits import merge_splits, owner_of, store_split
+from ingot.backends.triton.kernels.attention.splits import owner_of, store_split
 
 
 @triton.jit
@@ -85,7 +84,7 @@ def sparse_attention(
     out,
     partial,
     sizes,
-    arrived,
+    used,
     kv,
     q,
     chosen,
@@ -107,11 +106,11 @@ def sparse_attention(
     """Compute the op `sparse_attention`. The arguments `kv` to `q_lens` are the op's.
 
     A row of `chosen` has LISTED positions. Grid: tokens * SPLITS.most * FORM.kv_heads. A split takes SPLITS.chunk
-    adjacent ones of a token's positions. The scratch memory is that of `decode_attention`:
+    adjacent ones of a token's positions. `merge_attention` merges the splits. The scratch memory is what it reads:
 
     - `partial` f32[tokens, kv_heads, most, group, value_dim]: the attention of each split
     - `sizes` f32[tokens, kv_heads, most, group]: the base-2 logarithm of each split's sum of weights
-    - `arrived` i32[tokens, kv_heads]: how many splits have ended
+    - `used` i32[tokens, kv_heads]: the number of splits
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -129,11 +128,15 @@ def sparse_attention(
     if sequence < 0:
         if split == 0:
             store_unowned(out, None, pair.to(tl.int64) * FORM.group, g, own, FORM)
+            if SPLITS.most > 1:
+                tl.store(used + pair, 0)
         return
     listed = chosen + token.to(tl.int64) * LISTED
     nth = tl.arange(0, BLOCK_LISTED)
     count = tl.sum((tl.load(listed + nth, mask=nth < LISTED, other=-1) >= 0).to(tl.int32), 0)
     splits = tl.maximum(tl.cdiv(count, SPLITS.chunk), 1)
+    if SPLITS.most > 1:
+        tl.store(used + pair, splits, mask=split == 0)
     if split >= splits:
         return
     rows = query_rows(token, head, FED, FORM)
@@ -157,6 +160,3 @@ def sparse_attention(
     if SPLITS.most > 1:
         inside = own[:, None] & (tl.arange(0, BLOCK_VALUE) < FORM.value_dim)[None, :]
         store_split(partial, sizes, pair.to(tl.int64) * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
-        if ended_before(arrived + pair) == splits - 1:
-            tl.store(arrived + pair, 0)
-            merge_splits(out, None, partial, sizes, pair, pair.to(tl.int64), splits, FORM, SPLITS)

@@ -204,7 +204,7 @@ def _joined(size, part, total, weight_sum, peak):
 
 
 @triton.jit
-def merge_splits_of(
+def _merge_heads(
     out,
     lse,
     partial,
@@ -277,7 +277,7 @@ def merge_splits(
     L1 cache (".cg"), because other multiprocessors wrote the splits during this launch.
     """
     if FORM.group <= SPLITS.heads_at_once:
-        merge_splits_of(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)
+        _merge_heads(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)
     else:
         for first_head in range(0, FORM.group, SPLITS.heads_at_once):
-            merge_splits_of(out, lse, partial, sizes, row, pair, splits, first_head, FORM, SPLITS)
+            _merge_heads(out, lse, partial, sizes, row, pair, splits, first_head, FORM, SPLITS)

@@ -6,11 +6,11 @@ import torch
 
 from ingot.backends.triton.kernels.attention.constants import Early, Splits
 from ingot.backends.triton.kernels.attention.decode import decode_attention
-from ingot.backends.triton.kernels.attention.merge import merge_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention.choice import known_tiles
 from ingot.backends.triton.lower.attention.form_tiles import form_tiles
 from ingot.backends.triton.lower.attention.heads import static, want_equal, want_one_dtype
+from ingot.backends.triton.lower.attention.merge import schedule_merge, split_results
 from ingot.backends.triton.lower.attention.problem import (
     AUTO,
     DECODE_ATTENTION,
@@ -20,7 +20,7 @@ from ingot.backends.triton.lower.attention.problem import (
 )
 from ingot.backends.triton.lower.attention.shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention.shared import Prefixes, schedule_shared, sharing_of, when
-from ingot.backends.triton.lower.attention.split_limits import merged_at_once, split_limits
+from ingot.backends.triton.lower.attention.split_limits import heads_at_once, split_limits, splits_at_once
 from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
@@ -101,7 +101,6 @@ def _launch(
     limits = split_limits(problem, tiles, schedule.cores)
     rows = attention.sequences if single else attention.tokens
     items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
-    per_split = (rows, kv_heads, limits.most)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     head, positions = None, 0
     if append:
@@ -109,14 +108,13 @@ def _launch(
         want_one_dtype(call, "q", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
-    at_once, heads_at_once = merged_at_once(problem, limits)
     splits = Splits(
         chunk=tiles.keys,
         base=limits.base,
         shares=limits.shares,
         most=limits.most,
-        at_once=at_once,
-        heads_at_once=heads_at_once,
+        at_once=min(power_of_two(limits.most), splits_at_once(problem)),
+        heads_at_once=heads_at_once(problem),
         scan=_scan(problem.tokens, tiles.warps, single=single),
         single=single,
         fed_apart=append,
@@ -130,12 +128,7 @@ def _launch(
         "EARLY": Early(tile=bool(tiles.early), ahead=tiles.ahead, positions=positions),
         "DEPENDENT": schedule.dependent,
     }
-    merged = {
-        "out": results[0],
-        "lse": results[1],
-        "partial": schedule.scratch(torch.float32, (*per_split, form.group, form.value_dim)),
-        "sizes": schedule.scratch(torch.float32, (*per_split, form.group)),
-    }
+    merged = {"out": results[0], "lse": results[1], **split_results(schedule, rows, form, splits)}
     used = schedule.scratch(torch.int32, (rows, kv_heads)) if limits.apart else None
     arguments = {
         **merged,
@@ -169,10 +162,6 @@ def _launch(
         prefixes = schedule_shared(call, attention, schedule, sharing, head)
         launch(times(items, when(sharing, shared=True)), prefixes)
     if used is not None:
-        schedule.launch(
-            merge_attention,
-            (times(rows, kv_heads), -(-form.group // heads_at_once), 1),
-            {**merged, "used": used, "q_starts": attention.arguments["q_starts"]},
-            {"FORM": attention.constants["FORM"], "SPLITS": splits, "DEPENDENT": schedule.dependent},
-            dependent=schedule.dependent,
+        schedule_merge(
+            schedule, rows, form, splits, {**merged, "used": used, "q_starts": attention.arguments["q_starts"]}
         )

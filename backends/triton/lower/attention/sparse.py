@@ -9,9 +9,9 @@ from ingot.backends.triton.kernels.attention.sparse import sparse_attention
 from ingot.backends.triton.launches import WARP, times
 from ingot.backends.triton.lower.attention.form_tiles import form_tiles
 from ingot.backends.triton.lower.attention.heads import static
+from ingot.backends.triton.lower.attention.merge import schedule_merge, split_results
 from ingot.backends.triton.lower.attention.paged import decodes
 from ingot.backends.triton.lower.attention.shapes import Attention, attention_of
-from ingot.backends.triton.lower.attention.split_limits import results_at_once
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import want_floats
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
@@ -19,10 +19,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # Most rows of a tile, q heads of one token. With more rows, fewer programs read the same positions.
 _MOST_ROWS = 64
-# Most splits of a token's list. The merge of their results is unrolled, and takes time with each.
+# Most splits of a token's list.
 _MOST_SPLITS = 16
-# Most q heads whose splits a program merges at once. With twice as many, latents of 512 elements spill for sm_90.
-_MOST_MERGED = 16
 # The positions of a list that fit into a program's registers: 32 for each of 256 threads.
 _MOST_LISTED = 1 << 13
 
@@ -59,22 +57,23 @@ def _sparse_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # Blocks of a split are full, but for the last one of a list.
     chunk = -(-listed // (splits * tiles.keys)) * tiles.keys
     splits = -(-listed // chunk)
-    at_once, heads_at_once = results_at_once(min(form.group, _MOST_MERGED), form.value_dim, most)
     cut = Splits(
-        chunk=chunk, base=splits, shares=0, most=splits, at_once=min(power_of_two(splits), at_once),
-        heads_at_once=heads_at_once, scan=WARP * tiles.warps, single=False, fed_apart=False,
+        chunk=chunk, base=splits, shares=0, most=splits, at_once=1, heads_at_once=1, scan=WARP * tiles.warps,
+        single=False, fed_apart=False, apart=True,
     )  # fmt: skip
-    per_split = (attention.tokens, form.kv_heads, splits) if splits > 1 else (1, 1, 1)
+    tokens = attention.tokens
+    merged: dict[str, Value | None] = dict.fromkeys(("partial", "sizes", "used"))
+    if splits > 1:
+        used = schedule.scratch(torch.int32, (tokens, form.kv_heads))
+        merged = {**split_results(schedule, tokens, form, cut), "used": used}
     out = schedule.output(call.results[0])
     given = ("kv", "q", "page_table", "q_starts", "q_lens", "sequences", "width")
     schedule.launch(
         sparse_attention,
-        (times(attention.tokens, form.kv_heads * splits),),
+        (times(tokens, form.kv_heads * splits),),
         {
             "out": out,
-            "partial": schedule.scratch(torch.float32, (*per_split, form.group, form.value_dim)),
-            "sizes": schedule.scratch(torch.float32, (*per_split, form.group)),
-            "arrived": schedule.counter((most if splits > 1 else 1, form.kv_heads)),
+            **merged,
             "chosen": chosen,
             **{name: attention.arguments[name] for name in given},
         },
@@ -90,6 +89,9 @@ def _sparse_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         stages=tiles.stages,
         dependent=schedule.dependent,
     )
+    if splits > 1:
+        starts = attention.arguments["q_starts"]
+        schedule_merge(schedule, tokens, form, cut, {"out": out, "lse": None, **merged, "q_starts": starts})
     return (out,)
 
 

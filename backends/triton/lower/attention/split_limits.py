@@ -6,8 +6,9 @@ from ingot.backends.triton.lower.attention.problem import MOST_DECODED, DecodePr
 from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.sizes import power_of_two, tile_width
 
-# The most splits of one context, and of all tokens of a step together. Each split needs a result row of scratch memory.
-_MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
+# The most splits of one context, also if another launch merges them, and of all tokens of a step together. Each split
+# needs a result row of scratch memory.
+_MAX_SPLITS, _MAX_APART, _ALL_SPLITS = 64, 128, 2 * MOST_DECODED
 # A long context may have this many splits with any number of tokens. Otherwise a context of 32k among hundreds of short
 # ones would keep its multiprocessor busy for longer than all others take.
 _LEAST_SPLITS = 8
@@ -16,8 +17,8 @@ _LEAST_SPLITS = 8
 _COMBINED = {True: 16384, False: 8192}
 # Most q heads merged per iteration. For all 71 of Falcon 7B at once, LLVM takes half a minute.
 _COMBINED_HEADS = 32
-# From so many numbers of a split's result on, another launch merges the splits, by many programs. One program took 30 us
-# of 35 us for 16 heads of 512 numbers over 512 latents, in a step of one token on an H200.
+# From so many numbers of a split's result on, another launch merges the splits, by many programs. One program made a
+# call take 65 us, and not 11, for one token over 512 latents with 16 heads of 512 numbers on an H200.
 _APART = 4096
 # In steps of up to this many tokens, a context has at least two splits.
 _HALVED = 16
@@ -38,23 +39,15 @@ class SplitLimits:
     apart: bool
 
 
-def results_at_once(group: int, value_width: int, tokens: int) -> tuple[int, int]:
-    """Return how many splits, and of how many q heads, one iteration of the loop that merges splits takes.
-
-    `group` q heads share a tile, and a value has `value_width` elements. A step has at most `tokens` tokens.
-    """
-    heads = min(power_of_two(group), _COMBINED_HEADS)
-    return max(1, _COMBINED[tokens == 1] // (heads * tile_width(value_width))), heads
+def heads_at_once(problem: DecodeProblem) -> int:
+    """Return for how many q heads the decode kernel merges splits in one iteration of its loop."""
+    return min(power_of_two(problem.group), _COMBINED_HEADS)
 
 
-def merged_at_once(problem: DecodeProblem, limits: SplitLimits) -> tuple[int, int]:
-    """Return how many splits, and of how many q heads, the loop that merges splits takes in an iteration."""
-    width = problem.cache_form.value_width
-    if limits.apart:
-        splits, heads = results_at_once(1, width, MOST_DECODED)  # a q head per program
-    else:
-        splits, heads = results_at_once(problem.group, width, problem.tokens)
-    return min(power_of_two(limits.most), splits), heads
+def splits_at_once(problem: DecodeProblem) -> int:
+    """Return how many splits (parts of a context) the decode kernel merges in one iteration of its loop."""
+    width = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
+    return max(1, _COMBINED[problem.tokens == 1] // width)
 
 
 def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
@@ -65,7 +58,7 @@ def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> Spli
     apart = problem.group * tile_width(problem.cache_form.value_width) >= _APART
     shares = max(1, tiles.programs * cores // problem.kv_heads)
     if problem.tokens == 1:
-        base = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        base = min(_MAX_APART if apart else _MAX_SPLITS, 1 << (shares.bit_length() - 1))
         return SplitLimits(base, base, 0, apart)
     most = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
     return SplitLimits(2 if problem.tokens <= _HALVED else 1, most, shares, apart)
