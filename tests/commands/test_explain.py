@@ -80,8 +80,9 @@ def test_json(ask: Callable[..., str]) -> None:
         (["--step", "T=-4"], "'T=-4' is not part of a step"),
         (["--measure"], "--measure needs a step"),
         (["--measure", "--step", "T=4"], "the artifact is for cpu"),
-        (["--step", "T=4", "--trace", "trace.json"], "--trace without --measure"),
-        (["--step", "T=4", "--measure", "--trace", "nowhere/trace.json"], "is in no existing folder"),
+        (["--trace", "trace.json"], "--trace needs a step"),
+        (["--step", "T=4", "--trace", "trace.json"], "the artifact is for cpu"),
+        (["--step", "T=4", "--trace", "nowhere/trace.json"], "is in no existing folder"),
         (["--sort", "size"], "sort"),
     ],
 )

@@ -48,8 +48,8 @@ def explain_artifact(
     measure
         Run that step on this machine's GPU. Time each call and the whole step.
     trace
-        Also record that step with a profiler, and show what each call adds to it. The file is for Perfetto or
-        chrome://tracing. It is compressed if its name ends in .gz.
+        Also record that step with a profiler, and show what each call adds to it. It is measured too. The file is for
+        Perfetto or chrome://tracing. It is compressed if its name ends in .gz.
     layer
         Only calls of this layer.
     op
@@ -67,10 +67,10 @@ def explain_artifact(
     from ingot.runtime.loading.variants import variant_folder
 
     requested = None if step is None else RequestedStep.parse(step)
+    measure = measure or trace is not None  # a trace records a measured step
     if measure and (requested is None or requested.tokens is None):
-        raise OptionError("--measure needs a step", where="--measure", expected="--step T=…, its tokens")
-    if trace is not None and not measure:
-        raise OptionError("--trace without --measure", expected="both options: a trace records a measured step")
+        option = "--measure" if trace is None else "--trace"
+        raise OptionError(f"{option} needs a step", where=option, expected="--step T=…, its tokens")
     if trace is not None and not Path(trace).parent.is_dir():
         raise OptionError(
             f"'{trace:.200}' is in no existing folder", where="--trace", expected="a file in an existing folder"
