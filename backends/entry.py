@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ingot.ir.artifact.plan import Executable
     from ingot.ir.backend import Backend
     from ingot.ir.machine.load_context import Communicator, LoadContext
+    from ingot.ir.machine.meeting import MeetingPlace
     from ingot.ir.plugins import Package
 
     CompileSide = Callable[[str], Backend]
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     LoadLibrary = Callable[[Executable, Path, LoadContext], Mapping[str, Op]]
     FindOp = Callable[[str], Op | None]
     Collectives = Callable[[LoadContext], Mapping[str, Op]]
-    Connect = Callable[[Path, str, int, int], Communicator]
+    Connect = Callable[[MeetingPlace, str, int, int], Communicator]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class BackendEntry:
     - `collectives`: returns the functions of the ops that ranks of a mesh compute together. Such a backend computes
       nothing else: it joins the others of a compile for a mesh. If `--backend` names it, it computes all collectives.
     - `joins_collectives`: it competes with that backend for some collectives, without being named.
-    - `connect`: connects the ranks of a mesh axis. It takes a private folder, the group's name, this rank's index on
-      the axis, and the number of ranks.
+    - `connect`: connects the ranks of a mesh axis. It takes the place where they meet, the group's name, this rank's
+      index on the axis, and the number of ranks.
     - `on_request`: it competes only if `--backend` names it.
     - `package`: the package that the backend belongs to; None for Ingot's own.
     - `modules`: the modules of that package whose files determine the compiled code.

@@ -8,19 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 
 from ingot.backends.collectives import along, sum_in_order, take_part, vocab_embedding
+from ingot.backends.gloo.store import MeetingStore
 from ingot.ir.errors import BackendError, RankError
 from ingot.ir.machine.load_context import Communicator, LoadContext
+from ingot.ir.machine.meeting import LOOPBACK, MeetingPlace
 
 # Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
 _TIMEOUT = timedelta(hours=24)
-_LOOPBACK = "127.0.0.1"
+# What no value of a step has (they have 0).
+_ABORT_TAG = 1
 # What may be on its way to other ranks before a sender waits: the few values of some steps, and no more memory than a
 # step of 2048 tokens of a large model has in two values.
 _MOST_SENT = 16
@@ -29,22 +31,23 @@ _DIST: Any = torch.distributed  # whose stubs lack most of what it has
 
 
 class GlooCommunicator(Communicator):
-    """Connects the CPU processes of one mesh axis through gloo, over the loopback address.
+    """Connects the CPU processes of one mesh axis through gloo: on one host over the loopback address.
 
-    folder   a folder that only the user can read, where the processes exchange their ports
-    name     identifies the group of processes in this folder
+    meeting  where the processes exchange their ports
+    name     identifies the group of processes there
     place    this rank's index on the axis
     size     the number of ranks on the axis
 
     The constructor waits for all processes of the group. Raises BackendError if they do not connect.
     """
 
-    def __init__(self, folder: Path, name: str, place: int, size: int) -> None:
+    def __init__(self, meeting: MeetingPlace, name: str, place: int, size: int) -> None:
         self.place, self.size = place, size
         try:
-            store = _DIST.PrefixStore(name, _DIST.FileStore(str(folder / name.replace("/", "-")), size))
+            store = MeetingStore(meeting, name, _TIMEOUT.total_seconds())
             options = _DIST.ProcessGroupGloo._Options()
-            options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+            address = LOOPBACK if meeting.one_host else meeting.address
+            options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=address)]
             options._timeout = _TIMEOUT
             self._group = _DIST.ProcessGroupGloo(store, place, size, options)
         except RuntimeError as error:
@@ -64,6 +67,13 @@ class GlooCommunicator(Communicator):
             self._sent.append((self._group.send([_bytes(copy)], place, 0), copy))
             while len(self._sent) > _MOST_SENT or sum(one.nbytes for _, one in self._sent) > _MOST_SENT_BYTES:
                 self._sent.popleft()[0].wait()
+
+    def abort(self) -> None:
+        # Between hosts, a connection may break without an end that reaches this one. ProcessGroupGloo.abort of torch
+        # 2.14 does nothing. A receive that is late ends all connections of its group, and so what waits for them.
+        with contextlib.suppress(RuntimeError):
+            other = (self.place + 1) % self.size
+            self._group.recv([torch.zeros(1)], other, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
     def receive(self, into: torch.Tensor, place: int) -> None:
         with _peers():

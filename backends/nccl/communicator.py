@@ -4,7 +4,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +15,7 @@ from ingot.backends.torch_cuda import current_stream
 from ingot.ir.errors import BackendError, RankError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import Communicator
+from ingot.ir.machine.meeting import MeetingPlace
 
 # How long `abort` waits for a call of another thread. NCCL's calls only enqueue work, except the first ones, which
 # connect; those end by themselves when a peer's sockets close.
@@ -37,11 +37,12 @@ class Beside(Protocol):
 class NcclCommunicator(Communicator):
     """Connects the GPUs of one mesh axis. Each is the current GPU of its process.
 
-    folder   a folder that only the user can read, where the processes meet
-    name     identifies the group of processes in this folder
+    meeting  where the processes meet
+    name     identifies the group of processes there
     place    this rank's index on the axis
     size     the number of ranks on the axis
 
+    one_host (attribute) whether all ranks of the axis are on one host
     shares   (attribute) what another backend shares with the same ranks; None: it found that they can share nothing
 
     The constructor waits for all processes of the group. The methods enqueue work on torch's current stream, and a CUDA
@@ -49,14 +50,16 @@ class NcclCommunicator(Communicator):
     driver or versions.
     """
 
-    def __init__(self, folder: Path, name: str, place: int, size: int) -> None:
-        nccl = load_nccl()
-        file = folder / f"{name.replace('/', '-')}.nccl"
+    one_host = True
+
+    def __init__(self, meeting: MeetingPlace, name: str, place: int, size: int) -> None:
+        nccl = load_nccl(meeting.address)
         if place == 0:
             identity = nccl.unique_id()
-            leave(file, identity, facts(nccl))
+            leave(meeting, name, identity, facts(nccl))
         else:
-            identity = find(file, facts(nccl))
+            identity = find(meeting, name, facts(nccl))
+        self.one_host = meeting.one_host
         self._connect(nccl, identity, place, size, current_stream)
 
     def _connect(

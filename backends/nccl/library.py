@@ -3,8 +3,12 @@
 The functions and numbers are those of nccl.h. They have not changed since NCCL 2.10, which added bfloat16.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import BackendError, RankError
+from ingot.ir.machine.meeting import LOOPBACK
 
 # ncclDataType_t in nccl.h.
 BYTES = 1
@@ -21,9 +26,12 @@ _SUM = 0  # ncclRedOp_t
 _PEER_GONE = (2, 6)
 UNIQUE_ID_BYTES = 128
 
-# Ranks are processes of one machine, so they meet at the loopback address. Multicast (NVLS) would add values in another
-# order than that of the ranks. Variables that the user has set stay.
-_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
+# NCCL's variable for the interface at which ranks meet. "=" before the name: no other one that begins so.
+_INTERFACE = "NCCL_SOCKET_IFNAME"
+# Multicast (NVLS) would add values in another order than that of the ranks.
+_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
+# SIOCGIFADDR, in linux/sockios.h: the IPv4 address of an interface, at byte 20 of struct ifreq (netdevice(7)).
+_GET_ADDRESS, _REQUEST, _ADDRESS_AT = 0x8915, struct.Struct("256s"), 20
 
 
 class UniqueId(ctypes.Structure):
@@ -120,11 +128,29 @@ class Nccl:
             )
 
 
+def interface_of(address: str) -> str:
+    """Return the name of the network interface with an IPv4 address. Raises BackendError if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, _REQUEST.pack(name.encode()))
+                if socket.inet_ntoa(found[_ADDRESS_AT : _ADDRESS_AT + 4]) == address:
+                    return name
+    raise BackendError(
+        f"no network interface of this host has the address {address}",
+        where="NCCL",
+        hint=f"set {_INTERFACE} to the interface that the other hosts reach",
+    )
+
+
 @cache
-def load_nccl() -> Nccl:
-    """Return the NCCL that torch has loaded. Raises BackendError if torch has none."""
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)  # NCCL reads them when the first communicator is made
+def load_nccl(address: str = LOOPBACK) -> Nccl:
+    """Return the NCCL that torch has loaded. Its ranks meet at an address of this host. Variables that the user has set
+    stay. Raises BackendError if torch has no NCCL."""
+    if _INTERFACE not in os.environ:  # NCCL reads them when the first communicator is made
+        os.environ[_INTERFACE] = f"={interface_of(address)}"
+    for name, value in _MULTICAST.items():
+        os.environ.setdefault(name, value)
     try:
         return Nccl(ctypes.CDLL("libnccl.so.2"))
     except (OSError, AttributeError) as error:

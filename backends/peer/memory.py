@@ -115,7 +115,9 @@ def share(communicator: NcclCommunicator, sharing: Sharing, device: torch.device
     """
     reason, own, opened = "", 0, dict[int, int]()
     sent = bytes(HANDLE_BYTES + BUS_BYTES)
-    if communicator.size > MOST_RANKS:
+    if not communicator.one_host:
+        reason = "the ranks of the axis are on several hosts, which share no memory"
+    elif communicator.size > MOST_RANKS:
         reason = f"{communicator.size} ranks are more than {MOST_RANKS}"
     else:
         try:

@@ -15,8 +15,8 @@ from ingot.ir.errors import InternalError, RequestError
 from ingot.runtime.cuda.early_context import begin_context
 from ingot.runtime.loading.phases import Phases, Span, process_age
 from ingot.runtime.params.sampling_params import SamplingParams
-from ingot.runtime.ranks.processes import begun_ranks
 from ingot.serve.default_params import default_sampling_params
+from ingot.serve.executor_backend import ON_THIS_HOST, begun_by
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
 
@@ -52,6 +52,9 @@ class LLM:
     tensor_parallel_size     the number of processes that share each layer; a checkpoint is compiled for it. Default: as
                              compiled, or 1
     pipeline_parallel_size   the number of stages of layers, each with processes of its own; as above
+    distributed_executor_backend
+                             "mp": the processes are on this host. "ray": they are on the hosts of a Ray cluster, to
+                             which this host belongs
     quantize                 the format in which the weights of a checkpoint are stored, such as "fp8"; default: as they
                              are
     memory                   the most bytes that serving may use, with weights and activations; default: all memory of
@@ -90,6 +93,7 @@ class LLM:
         quantize: str | None = None,
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
+        distributed_executor_backend: str = ON_THIS_HOST,
         memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
@@ -116,7 +120,7 @@ class LLM:
         sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         path = find_artifact(model, with_mesh(model, {**compile_options, **sizes}))
         phases = Phases()
-        with begun_ranks(path) as processes:
+        with begun_by(distributed_executor_backend, path) as processes:
             context = begin_context(phases) if device_of(path) == "cuda" else None
             try:
                 with phases.phase("engine"):

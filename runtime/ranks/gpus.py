@@ -16,15 +16,16 @@ CONNECTION_BYTES = 512 << 20
 log = logging.getLogger("ingot.ranks")
 
 
-def find_rank_gpus(mesh: Mesh) -> list[str]:
-    """Return the name of each rank's GPU, as CUDA_VISIBLE_DEVICES takes it. Logs a warning for GPUs that cannot access
-    each other's memory.
+def find_rank_gpus(mesh: Mesh, here: int | None = None) -> list[str]:
+    """Return the name of each rank's GPU on this host, as CUDA_VISIBLE_DEVICES takes it. Logs a warning for GPUs that
+    cannot access each other's memory.
 
-    Raises TargetError if there are fewer GPUs than ranks, or GPUs of two kinds.
+    `here` is the number of ranks on this host, the first ones of the mesh; None: all. Raises TargetError if there are
+    fewer GPUs than that, or GPUs of two kinds.
     """
-    gpus, count = find_gpus(), world_size(mesh)
-    check_gpus(mesh, gpus)
-    for one, other in unlinked(mesh):
+    gpus, count = find_gpus(), here or world_size(mesh)
+    check_gpus(mesh, gpus, count)
+    for one, other in unlinked(mesh, count):
         log.warning(
             "the GPUs of rank %d and rank %d cannot access each other's memory: NCCL copies through the host, slower",
             one,
@@ -33,14 +34,16 @@ def find_rank_gpus(mesh: Mesh) -> list[str]:
     return visible_gpus(len(gpus), os.environ.get(GPU_VARIABLE))[:count]
 
 
-def check_gpus(mesh: Mesh, gpus: Sequence[Gpu]) -> None:
-    """Raise TargetError if a mesh cannot run on these GPUs."""
-    count = world_size(mesh)
+def check_gpus(mesh: Mesh, gpus: Sequence[Gpu], here: int | None = None) -> None:
+    """Raise TargetError if the ranks of a mesh on this host cannot run on these GPUs. `here` is their number; None: all
+    ranks."""
+    whole = world_size(mesh)
+    count = here or whole
     if count > len(gpus):
         raise TargetError(
-            f"the artifact was compiled for {count} ranks ({mesh_text(mesh)}), and this process can use {len(gpus)} "
+            f"the artifact was compiled for {whole} ranks ({mesh_text(mesh)}), and this process can use {len(gpus)} "
             + ("GPU" if len(gpus) == 1 else "GPUs"),
-            expected=f"at least {count} GPUs, one for each rank",
+            expected=f"at least {count} GPUs, one for each rank" + (" on this host" if count < whole else ""),
             hint=f"compile the model for a smaller mesh, or let {GPU_VARIABLE} name more GPUs",
         )
     first = gpus[0]
@@ -53,12 +56,15 @@ def check_gpus(mesh: Mesh, gpus: Sequence[Gpu]) -> None:
             )
 
 
-def unlinked(mesh: Mesh) -> list[tuple[int, int]]:
-    """Return the pairs of ranks that communicate, and whose GPUs cannot access each other's memory."""
+def unlinked(mesh: Mesh, here: int | None = None) -> list[tuple[int, int]]:
+    """Return the pairs of the first `here` ranks that communicate, and whose GPUs cannot access each other's memory.
+    None: of all ranks."""
+    count = here or world_size(mesh)
     pairs = {
         pair for axis in mesh for members in groups(mesh, axis) for pair in itertools.combinations(sorted(members), 2)
     }
-    return [pair for pair in sorted(pairs) if not (reaches(*pair) and reaches(*reversed(pair)))]
+    local = [pair for pair in sorted(pairs) if max(pair) < count]
+    return [pair for pair in local if not (reaches(*pair) and reaches(*reversed(pair)))]
 
 
 def _text(gpu: Gpu) -> str:

@@ -18,10 +18,12 @@ from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.loading.phases import Phases, Span
 from ingot.runtime.loading.room import Room
 from ingot.runtime.ranks.connecting import Connecting
+from ingot.runtime.ranks.host import Host, HostFacts
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.processes import RankProcesses
+from ingot.runtime.ranks.reports import RankState
 from ingot.runtime.ranks.seat import Seat, connections, rank_text, room_json
-from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.watch import RankWatch
 from ingot.runtime.steps.step import StepInputs
@@ -84,6 +86,18 @@ class Leader:
                 raise
             raise cause from error
 
+    def meet_hosts(self) -> Sequence[tuple[int, HostFacts]]:
+        """Wait until the processes of other hosts have started. Return the number of ranks and the facts of each such
+        host. Raises IngotError if they cannot start."""
+        for other in self._processes.others:
+            other.wait_until_joined()
+        return [(len(other.host.ranks), other.facts) for other in self._processes.others]
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The hosts of the mesh, rank 0's first."""
+        return self._processes.hosts
+
     def free_memory(self) -> int:
         """Wait for the contexts of all other GPUs, and return the fewest bytes that are free on one. Raises
         RankError."""
@@ -93,11 +107,11 @@ class Leader:
 
     def connect(self, backend: str, phases: Phases) -> None:
         """Begin to connect with the other ranks, through a backend. The seat of rank 0 has the connections."""
-        own, folder, mesh = self._all[0], self._processes.folder, self._processes.mesh
+        own, folder, mesh = self._all[0], self._processes.meeting, self._processes.mesh
 
         def connected() -> Mapping[str, Communicator]:
             with phases.phase("connect"):
-                return connections(folder, backend, mesh, own)
+                return connections(folder, backend, mesh, own, self._processes.hosts)
 
         self._faulted.connected = Connecting(own, connected, self.check)
 
@@ -116,16 +130,17 @@ class Leader:
         self.plans, self._room, self._threads = plans, room, threads
         self._area.add_slots(slots.words, self._processes.mesh.get(STAGES, 1))
         self._processes.close_area()  # the others have it
-        self._steps = PostedSteps(self._area, slots, self._processes.pipes)
-        self._processes.leave(
-            {
-                "room": room_json(room),
-                "slot_words": slots.words,
-                "threads": threads,
-                "capture": capture,
-                "clock": clock,
-            }
-        )
+        self._steps = PostedSteps(self._area, slots, self._processes.pipes, self._processes.others)
+        with self._reached():
+            self._processes.leave(
+                {
+                    "room": room_json(room),
+                    "slot_words": slots.words,
+                    "threads": threads,
+                    "capture": capture,
+                    "clock": clock,
+                }
+            )
 
     def seat(self) -> Seat:
         """Return the seat of rank 0. Call it after `connect` and `decide`."""
@@ -140,7 +155,7 @@ class Leader:
 
     @property
     def process_ids(self) -> dict[int, int]:
-        """The process id of each other rank, by its index."""
+        """The process id of each other rank on its host, by its index."""
         return {rank: child.pid for rank, child in self._processes.children.items()}
 
     def wait_until_ready(self) -> Mapping[int, Sequence[Span]]:
@@ -150,7 +165,12 @@ class Leader:
         """
         others = self._all[1:]
         self._wait_until(lambda: all(self._area.state(rank.index) is RankState.READY for rank in others))
-        return {rank.index: self._area.spans(rank.index) for rank in others}
+        return {rank.index: self._spans(rank.index) for rank in others}
+
+    def _spans(self, rank: int) -> Sequence[Span]:
+        """Return the phases of a rank by the clock of this host."""
+        ahead = self._processes.children[rank].ahead
+        return [Span(one.name, one.begin - ahead, one.end - ahead) for one in self._area.spans(rank)]
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
         while not ready():
@@ -172,25 +192,27 @@ class Leader:
         """Write a step to the shared memory, and order the other ranks to run it. Raises RankError."""
         self._wait_until(self._steps.has_room)
         self.check()
-        try:
+        with self._reached():
             self._steps.post(inputs)
-        except BrokenPipeError as error:
-            raise self._cause(error) from error
 
     def post_late(self, inputs: StepInputs) -> None:
         """Write the late inputs of the last step, and order the other ranks to run its ending. Raises RankError."""
         self.check()
-        try:
+        with self._reached():
             self._steps.post_late(inputs)
-        except BrokenPipeError as error:
-            raise self._cause(error) from error
 
     def post_ending(self) -> None:
         """Order the other ranks to run the ending of the oldest step that has not run it. Raises RankError."""
         self.check()
-        try:
+        with self._reached():
             self._steps.post_ending()
-        except BrokenPipeError as error:
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Reach the other ranks in the `with` block. If one is gone, its fault is raised."""
+        try:
+            yield
+        except ConnectionError as error:
             raise self._cause(error) from error
 
     @contextlib.contextmanager

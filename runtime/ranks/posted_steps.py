@@ -2,8 +2,9 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from ingot.runtime.ranks.processes import OtherHost
 from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import SteppedInputs, StepSlots
 from ingot.runtime.steps.executor import SampledStep, StepLauncher
@@ -17,13 +18,16 @@ STEP, ENDING = b"S", b"E"
 class PostedSteps:
     """Posts steps from rank 0.
 
-    area    the shared memory
-    slots   how steps are written to it
-    pipes   the end of the pipe to each other rank, by its index
+    area     the shared memory
+    slots    how steps are written to it
+    pipes    the end of the pipe to each other rank of this host, by its index
+    others   the other hosts, to which the words that were written are sent
     """
 
-    def __init__(self, area: SharedArea, slots: StepSlots, pipes: Mapping[int, int]) -> None:
-        self._area, self._slots, self._pipes = area, slots, pipes
+    def __init__(
+        self, area: SharedArea, slots: StepSlots, pipes: Mapping[int, int], others: Sequence[OtherHost] = ()
+    ) -> None:
+        self._area, self._slots, self._pipes, self._others = area, slots, pipes, others
         self._posted = 0
 
     def has_room(self) -> bool:
@@ -31,23 +35,30 @@ class PostedSteps:
         return bool((self._area.done[1:] > self._posted - self._area.slots).all())
 
     def post(self, inputs: StepInputs) -> None:
-        """Write a step to its slot, and order the other ranks to run it. Raises BrokenPipeError if one is gone."""
-        self._slots.write(self._area.slot(self._posted), inputs)
+        """Write a step to its slot, and order the other ranks to run it. Raises ConnectionError if one is gone."""
+        slot = self._area.slot(self._posted)
+        written = [self._slots.write(slot, inputs)]
         if inputs.prepared:
-            self._slots.write_late(self._area.slot(self._posted), inputs)
+            written += self._slots.write_late(slot, inputs)
         self._posted += 1
-        self._order(STEP)
+        self._order(STEP, written)
 
     def post_late(self, inputs: StepInputs) -> None:
-        """Write the late inputs of the last step, and order its ending. Raises BrokenPipeError if a rank is gone."""
-        self._slots.write_late(self._area.slot(self._posted - 1), inputs)
-        self._order(ENDING)
+        """Write the late inputs of the last step, and order its ending. Raises ConnectionError if a rank is gone."""
+        self._order(ENDING, self._slots.write_late(self._area.slot(self._posted - 1), inputs))
 
     def post_ending(self) -> None:
-        """Order the ending of the oldest step that has not run it. Raises BrokenPipeError if a rank is gone."""
-        self._order(ENDING)
+        """Order the ending of the oldest step that has not run it. Raises ConnectionError if a rank is gone."""
+        self._order(ENDING, ())
 
-    def _order(self, order: bytes) -> None:
+    def _order(self, order: bytes, written: Sequence[slice]) -> None:
+        """Give an order. `written` are the words of the last step's slot that were written for it."""
+        if self._others:
+            step = self._posted - 1
+            words = self._area.slot(step).numpy()
+            pieces = [(one.start, memoryview(words[one]).cast("B")) for one in written]
+            for other in self._others:
+                other.order(order, step % self._area.slots, pieces)
         for pipe in self._pipes.values():
             os.write(pipe, order)
 

@@ -20,15 +20,18 @@ from ingot.ir.machine.load_context import Communicator
 from ingot.ir.mesh import STAGES, ranks, world_size
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.loading.artifact import open_artifact
+from ingot.runtime.loading.check_target import check_target
 from ingot.runtime.loading.limits import read_limits
 from ingot.runtime.loading.loader import bind, start_device
 from ingot.runtime.loading.phases import Phases
 from ingot.runtime.loading.plan_file import read_plan_file
 from ingot.runtime.ranks.connecting import Connecting
+from ingot.runtime.ranks.host import read_hosts
 from ingot.runtime.ranks.posted_steps import run_posted
-from ingot.runtime.ranks.processes import read_later
+from ingot.runtime.ranks.processes import MEETING, read_later
+from ingot.runtime.ranks.reports import BEAT_SECONDS, RankState
 from ingot.runtime.ranks.seat import Seat, connections, read_room
-from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea
+from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 
 
@@ -92,7 +95,7 @@ def _serve(
     early: EarlyContext | None,
 ) -> None:
     mesh, device = dict(begin["mesh"]), torch.device(begin["device"])
-    rank = ranks(mesh)[number]
+    rank, hosts = ranks(mesh)[number], read_hosts(begin["hosts"])
 
     def make_ready() -> None:
         start_device(device, phases, early)
@@ -101,15 +104,16 @@ def _serve(
 
     def connected() -> Mapping[str, Communicator]:
         with phases.phase("connect"):
-            return connections(folder, collective_backend(device.type), mesh, rank)
+            return connections(folder / MEETING, collective_backend(device.type), mesh, rank, hosts)
 
     with ThreadPoolExecutor(1) as background:
         ready = background.submit(make_ready)
         with phases.phase("manifest"):
-            artifact = open_artifact(begin["artifact"])
+            check = None if number in hosts[0].ranks else check_target  # rank 0 checks the target of its host
+            artifact = open_artifact(begin["artifact"], check=check)
         ready.result()
     connecting = Connecting(rank, connected)
-    with phases.phase("rank 0"):  # it has checked the target before
+    with phases.phase("rank 0"):
         later = read_later(folder)
     torch.set_num_threads(later["threads"])
     area.add_slots(later["slot_words"], mesh.get(STAGES, 1))

@@ -1,6 +1,6 @@
 """The place of a process in a mesh: its rank, its memory, and its connections to the others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from ingot.backends.table import BACKENDS
 from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.machine.load_context import Communicator
+from ingot.ir.machine.meeting import MeetingPlace
 from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, groups, ranks
 from ingot.runtime.loading.room import Room
+from ingot.runtime.ranks.host import Host, this_host
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,24 @@ class Seat:
 ALONE = Seat(_RANK, ONE_DEVICE)
 
 
-def connections(folder: Path, backend: str, mesh: Mesh, rank: Rank) -> dict[str, Communicator]:
+def connections(
+    folder: Path, backend: str, mesh: Mesh, rank: Rank, hosts: Sequence[Host] = ()
+) -> dict[str, Communicator]:
     """Connect this rank with the others, and return the connections by mesh axis. All ranks must call this.
 
-    folder   the private folder of the mesh
+    folder   the private folder in which the ranks meet
     backend  the backend that connects them
+    hosts    the hosts of the mesh; none: all ranks are on this host
     """
     connect = BACKENDS[backend].connect
     assert connect is not None  # `collective_backend` returned the name
+    hosts = hosts or this_host(mesh)
+    own = next(host for host in hosts if rank.index in host.ranks)
     found = {}
     for axis, place, size in rank.axes:
         members = next(members for members in groups(mesh, axis) if rank.index in members)
-        found[axis] = connect(folder, f"{axis}-{members[0]}", place, size)
+        meeting = MeetingPlace(folder, own.address, one_host=set(members) <= set(own.ranks))
+        found[axis] = connect(meeting, f"{axis}-{members[0]}", place, size)
     return found
 
 

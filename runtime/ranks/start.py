@@ -19,6 +19,7 @@ from ingot.runtime.loading.phases import Phases
 from ingot.runtime.loading.plan_file import read_plan_file
 from ingot.runtime.loading.room import Room, find_room, serving_memory
 from ingot.runtime.ranks.gpus import CONNECTION_BYTES, find_rank_gpus
+from ingot.runtime.ranks.host import HostFacts
 from ingot.runtime.ranks.leader import Leader
 from ingot.runtime.ranks.processes import RankProcesses, start_processes
 from ingot.runtime.ranks.step_slots import StepSlots
@@ -37,10 +38,10 @@ def start_ranks(
     processes: RankProcesses | None = None,
     clock: bool = False,
 ) -> Leader:
-    """Let the processes of the other ranks of a mesh load their parts, all on this machine.
+    """Let the processes of the other ranks of a mesh load their parts, on this host and on others.
 
-    CPU ranks share its memory and its cores. Each GPU rank has a GPU of its own: rank 0 the first one, which this
-    process uses anyway. Its context is there.
+    CPU ranks of a host share its memory and its cores. Each GPU rank has a GPU of its own: rank 0 the first one, which
+    this process uses anyway. Its context is there.
 
     artifact      the open artifact, which was compiled for the mesh
     num_pages     the pages of each cache group that the user requests, or None
@@ -51,22 +52,33 @@ def start_ranks(
     processes     the processes, if they were started before; None: start them
     clock         measure how long the GPU of each pipeline stage computes
 
-    Raises TargetError if the GPUs do not suffice, OptionError if a rank's part does not fit, and RankError for a fault
+    Raises TargetError if the GPUs do not suffice or another host differs, ArtifactError if it lacks the artifact,
+    OptionError if a rank's part does not fit, and RankError for a fault
     of another rank.
     """
     device = this_machine(artifact.manifest).device
-    gpus = find_rank_gpus(mesh) if device == "cuda" else []
+    here = world_size(mesh) if processes is None else len(processes.hosts[0].ranks)
+    gpus = find_rank_gpus(mesh, here) if device == "cuda" else []
     leader = Leader(processes or start_processes(artifact.folder, mesh, device, gpus))
     with leader.loading():
-        free = None
+        free, others = None, leader.meet_hosts()
         if device == "cuda":
             with phases.phase("other GPUs"):
                 free = leader.free_memory()
         file, limits, room = room_of_ranks(
-            artifact, mesh, num_pages, memory, keep_states=keep_states, capture=capture, free=free
+            artifact,
+            mesh,
+            num_pages,
+            memory,
+            keep_states=keep_states,
+            capture=capture,
+            free=free,
+            here=here,
+            others=others,
         )
         leader.connect(collective_backend(device), phases)  # after the free memory was read
-        threads = max(1, torch.get_num_threads() // world_size(mesh))
+        cores = [torch.get_num_threads() // here, *(facts.cores // count for count, facts in others)]
+        threads = max(1, min(cores))  # equal everywhere: the bits of a sum may depend on it
         leader.decide(room, StepSlots.of(file, limits), whole_plans(file), threads, capture, clock=clock)
     return leader
 
@@ -80,18 +92,26 @@ def room_of_ranks(
     keep_states: bool,
     capture: Capture = "none",
     free: int | None = None,
+    here: int | None = None,
+    others: Sequence[tuple[int, HostFacts]] = (),
 ) -> tuple[PlanFile, Limits, Room]:
     """Return the plans of an artifact for a mesh, its limits, and the pages and slots that every rank allocates.
 
-    `free` is the fewest bytes that are free on the GPU of another rank; None: the ranks share the memory of this
-    machine. The other arguments are those of `start_ranks`. Raises OptionError if a rank's part does not fit.
+    free     the fewest bytes that are free on the GPU of another rank; None: the ranks share the memory of their hosts
+    here     the number of ranks that share the memory of this host; None: all of them
+    others   the number of ranks and the facts of each other host
+
+    The other arguments are those of `start_ranks`. Raises OptionError if a rank's part does not fit.
     """
     target = this_machine(artifact.manifest)
     file, count = read_plan_file(artifact), world_size(mesh)
     check_positions(file, mesh)
     each = [file.of(rank.index) for rank in ranks(mesh)]
     limits = read_limits(artifact, each[0])
-    share = _share_of_host(target, each, count) if free is None else _share_of_gpus(target, each, mesh, free, capture)
+    if free is None:
+        share = _share_of_host(target, each, here or count, others)
+    else:
+        share = _share_of_gpus(target, each, mesh, free, capture)
     limit = memory // count if isinstance(memory, int) else memory
     return file, limits, find_room(each, limits, share, num_pages, limit, keep_states=keep_states)
 
@@ -99,15 +119,20 @@ def room_of_ranks(
 # No scratch pages in either: their numbers depend on the caches of a rank, and ranks of other stages have others.
 
 
-def _share_of_host(target: Target, each: Sequence[Plans], count: int) -> ServingMemory:
-    """Return the memory of one of `count` ranks on the CPU of this machine. `each` are the plans of each rank."""
+def _share_of_host(
+    target: Target, each: Sequence[Plans], count: int, others: Sequence[tuple[int, HostFacts]]
+) -> ServingMemory:
+    """Return the memory of one of `count` ranks on the CPU of this host, or of a rank on another host if that has less.
+    `each` are the plans of each rank."""
+    own = target.memory // count
+    least = min((own, *(facts.memory // ranks for ranks, facts in others)))
+
+    def share(size: int) -> int:
+        return size // count * least // own
+
     whole = serving_memory(target, each[0], None, capture="none")
-    return replace(
-        whole,
-        most=whole.most // count,
-        usual=whole.usual // count,
-        pool=None if whole.pool is None else whole.pool // count,
-    )
+    pool = None if whole.pool is None else share(whole.pool)
+    return replace(whole, most=share(whole.most), usual=share(whole.usual), pool=pool)
 
 
 def _share_of_gpus(target: Target, each: Sequence[Plans], mesh: Mesh, free: int, capture: Capture) -> ServingMemory:

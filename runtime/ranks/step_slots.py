@@ -70,8 +70,8 @@ class StepSlots:
         assert isinstance(width, int)
         return StepSlots(mesh_layout(file), limits, width)
 
-    def write(self, slot: torch.Tensor, inputs: StepInputs) -> None:
-        """Write a step to a slot. Late inputs and masks are written by `write_late`."""
+    def write(self, slot: torch.Tensor, inputs: StepInputs) -> slice:
+        """Write a step to a slot, and return which words. Late inputs and masks are written by `write_late`."""
         sizes, words = inputs.sizes, self._layout.words(inputs.sizes)
         head = (sizes.T, sizes.B, sizes.L, sizes.P, sizes.G, inputs.ends_late, words)
         slot[: len(head)] = torch.tensor(head, dtype=torch.int32)
@@ -88,18 +88,23 @@ class StepSlots:
         for edit in inputs.edits:
             rest[at], rest[at + 1 : at + 1 + len(edit.values)] = edit.row, edit.values
             at += 1 + len(edit.values)
+        return slice(0, _HEADER + words + at)
 
-    def write_late(self, slot: torch.Tensor, inputs: StepInputs) -> None:
-        """Write the late inputs and the masks of a step, whose other inputs are in the slot."""
+    def write_late(self, slot: torch.Tensor, inputs: StepInputs) -> list[slice]:
+        """Write the late inputs and the masks of a step, whose other inputs are in the slot. Return which words."""
         words = self._layout.words(inputs.sizes)
         early = self._layout.early_words(inputs.sizes)
         slot[_HEADER + early : _HEADER + words] = inputs.flat[early:words]
+        written = [slice(_HEADER + early, _HEADER + words)]
         if inputs.masks is not None:
             rows, width = inputs.masks.words.shape
             slot[_MASKS : _MASKS + 2] = torch.tensor([rows, width], dtype=torch.int32)
             area = slot[self._masks_at : self._masks_at + rows * (1 + width)].view(rows, 1 + width)
             area[:, 0] = inputs.masks.rows
             area[:, 1:] = inputs.masks.words
+            end = self._masks_at + rows * (1 + width)
+            written += [slice(_MASKS, _MASKS + 2), slice(self._masks_at, end)]
+        return written
 
     def read(self, slot: torch.Tensor) -> SteppedInputs:
         """Return the step in a slot, as views of the slot."""

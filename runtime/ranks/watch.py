@@ -1,15 +1,13 @@
 """The thread that watches the processes of a mesh, and ends all of them when one ends, stops or fails."""
 
-import signal
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ingot.ir.errors import RankError
 from ingot.ir.mesh import Rank
+from ingot.runtime.ranks.child import RankChild
+from ingot.runtime.ranks.reports import BEAT_SECONDS, RankState, Reports
 from ingot.runtime.ranks.seat import rank_text
-from ingot.runtime.ranks.shared_area import BEAT_SECONDS, RankState, SharedArea
 
 _PERIOD_SECONDS = 0.1
 # A process that is stopped this long counts as gone. A debugger, or a shell that stops all processes, is faster.
@@ -24,7 +22,7 @@ _HINT = "start the engine again; the requests in flight are lost"
 class RankWatch:
     """Watches the processes of the other ranks from the process of rank 0.
 
-    area       the shared memory, in which ranks report
+    area       the reports of all ranks
     ranks      all ranks of the mesh
     children   the processes, by the index of their rank
     fault      (attribute) the first fault; None while all is well
@@ -34,9 +32,7 @@ class RankWatch:
     and continues them, is no fault.
     """
 
-    def __init__(
-        self, area: SharedArea, ranks: Sequence[Rank], children: "Mapping[int, subprocess.Popen[bytes]]"
-    ) -> None:
+    def __init__(self, area: Reports, ranks: Sequence[Rank], children: Mapping[int, RankChild]) -> None:
         self.fault: RankError | None = None
         self.on_fault: Callable[[], None] = lambda: None
         self._area, self._ranks, self._children = area, ranks, dict(children)
@@ -76,16 +72,14 @@ class RankWatch:
         """Return the fault of a rank; None if there is none, or if its cause is not known yet."""
         lost: RankError | None = None
         for rank in self._ranks[1:]:
-            status = self._children[rank.index].poll()
+            ended = self._children[rank.index].ended()
             state = self._area.state(rank.index)
             if state is RankState.LOST:
                 lost = self._failed(rank)
             elif state is RankState.FAILED:
                 return self._failed(rank)
-            elif status is not None:
-                return RankError(f"{rank_text(rank)} ended: {_status_text(status)}", hint=_HINT)
-            elif (what := self._hangs(rank.index)) is not None:
-                return RankError(f"{rank_text(rank)} {what}", hint=_HINT)
+            elif (what := ended or self._hangs(rank.index)) is not None:
+                return RankError(f"{self._name(rank)} {what}", hint=_HINT)
         # The connections of a rank broke, but the rank that is the cause may still look well.
         self._lost = self._lost + 1 if lost is not None else 0
         return lost if self._lost * _PERIOD_SECONDS > _CAUSE_SECONDS else None
@@ -93,31 +87,19 @@ class RankWatch:
     def _failed(self, rank: Rank) -> RankError:
         said = self._area.failure(rank.index)
         where, expected, hint = said["where"], said["expected"], said["hint"] or _HINT
-        return RankError(f"{rank_text(rank)} failed: {said['what']}", where=where, expected=expected, hint=hint)
+        return RankError(f"{self._name(rank)} failed: {said['what']}", where=where, expected=expected, hint=hint)
+
+    def _name(self, rank: Rank) -> str:
+        return rank_text(rank) + self._children[rank.index].where
 
     def _hangs(self, rank: int) -> str | None:
         """Return what keeps a running process from its work; None if nothing does."""
         beats = self._area.beats(rank)
         self._silent[rank] = 0 if beats != self._beats[rank] else self._silent[rank] + 1
         self._beats[rank] = beats
-        self._stopped[rank] = self._stopped[rank] + 1 if _is_stopped(self._children[rank].pid) else 0
+        self._stopped[rank] = self._stopped[rank] + 1 if self._children[rank].stopped() else 0
         if self._stopped[rank] * _PERIOD_SECONDS >= _STOPPED_SECONDS:
             return f"is stopped (SIGSTOP) for {_STOPPED_SECONDS:.0f} seconds"
         if self._silent[rank] * _PERIOD_SECONDS >= max(_SILENT_SECONDS, 2 * BEAT_SECONDS):
             return f"does not respond for {_SILENT_SECONDS:.0f} seconds"
         return None
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger, from its state in /proc/PID/stat (proc(5))."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def _status_text(status: int) -> str:
-    if status >= 0:
-        return f"it exited with status {status}"
-    return f"it was killed by signal {-status} ({signal.Signals(-status).name})"

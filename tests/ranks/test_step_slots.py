@@ -10,7 +10,8 @@ from run_seed import again, run_seed
 
 from ingot.runtime.loading.limits import Limits
 from ingot.runtime.loading.phases import Span
-from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.reports import RankState
+from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.scheduling.edited_rows import MaskedRow, MaskRows, RowEdit
 from ingot.runtime.steps.step import StepBuffer, StepLayout, StepSizes

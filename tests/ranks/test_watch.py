@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,17 +10,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ingot.ir.mesh import ranks
-from ingot.runtime.ranks.shared_area import RankState, SharedArea
+from ingot.runtime.ranks.child import LocalRank
+from ingot.runtime.ranks.reports import RankState
+from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.watch import RankWatch
 
 ALL = ranks({"pp": 2, "tp": 2})
-Children = dict[int, "subprocess.Popen[bytes]"]
+Children = dict[int, LocalRank]
 
 
 @pytest.fixture
 def children() -> Iterator[Children]:
     """Processes that only wait, in place of the ranks."""
-    made = {rank.index: subprocess.Popen(["sleep", "60"]) for rank in ALL[1:]}
+    made = {rank.index: LocalRank(["sleep", "60"]) for rank in ALL[1:]}
     yield made
     for child in made.values():
         child.kill()
@@ -79,7 +80,7 @@ def test_one_fault_ends_all(case: str, children: Children) -> None:
 def test_a_process_that_ends_by_itself(children: Children) -> None:
     children[1].kill()
     children[1].wait()
-    children[1] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    children[1] = LocalRank([sys.executable, "-c", "raise SystemExit(3)"])
     watch = RankWatch(SharedArea(len(ALL)), ALL, children)
     watch.wait(10)
     assert watch.fault is not None and watch.fault.what.endswith("ended: it exited with status 3")

@@ -2,6 +2,7 @@
 
 ENGINE_OPTIONS = frozenset(
     {
+        "distributed_executor_backend",
         "memory",
         "num_kv_pages",
         "enable_chunked_prefill",
