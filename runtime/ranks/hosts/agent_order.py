@@ -15,8 +15,8 @@ from ingot.runtime.ranks.host import Host, hosts_json, read_hosts
 
 # Packages of which all hosts need one version: their processes exchange values, and use one artifact.
 _PACKAGES = ("ingot", "torch")
-# Variables that must be equal on all ranks, or that the user sets for all. NCCL_NVLS_ENABLE is one of them.
-_PASSED_ON = ("NCCL_", "TORCH_SYMM_MEM_", "INGOT_")
+# How variables begin that must be equal on all ranks, or that the user sets for all. NCCL_NVLS_ENABLE is one of them.
+_PASSED_ON = ("NCCL_", "TORCH_SYMM_MEM_", "INGOT_", "OMP_NUM_THREADS")
 # The names of a host's network interfaces, which differ between hosts.
 _KEPT = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 

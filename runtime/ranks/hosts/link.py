@@ -21,6 +21,8 @@ from ingot.runtime.ranks.reports import RankState, Reports
 
 # How long the agent of a host may take to connect: it starts a Python process, which imports no torch.
 JOIN_SECONDS = 60.0
+# What an agent has sent before its end arrives at once.
+_LAST_WORDS_SECONDS = 1.0
 # Between two looks for an agent, and for files that ranks leave.
 _LOOK_SECONDS = 0.02
 # The same when all ranks are ready.
@@ -89,6 +91,9 @@ class HostLink:
             if why is None and time.monotonic() > end:
                 why = f"it does not connect in {JOIN_SECONDS:.0f} seconds"
             if why is not None:
+                self._ended.wait(_LAST_WORDS_SECONDS)
+                if self._refused is not None:
+                    raise self._refused
                 raise RankError(
                     f"the agent of host {self.host.address} does not start: {why}",
                     expected="the same Ingot on each host, and a network on which hosts reach all ports of each other",
