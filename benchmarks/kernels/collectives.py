@@ -43,6 +43,7 @@ from ingot.backends.peer.load import load as load_peer
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.machine.gpus import GPU_VARIABLE, visible_gpus
+from ingot.ir.machine.meeting import MeetingPlace
 from ingot.ir.machine.target import Target
 from ingot.ir.mesh import Rank
 from ingot.ir.ops import all_reduce
@@ -268,7 +269,7 @@ def measure_rank(
     stream = torch.cuda.Stream()
     found: dict[str, Any] = {}
     with torch.cuda.stream(stream):
-        communicator = NcclCommunicator(folder, "benchmark", index, ranks)
+        communicator = NcclCommunicator(MeetingPlace(folder), "benchmark", index, ranks)
         totals = load_providers(providers, communicator, folder, index, sweep=sweep)
         one = torch.ones(8, dtype=torch.bfloat16, device="cuda")
         for size in sizes:

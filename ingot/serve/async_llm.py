@@ -30,6 +30,7 @@ from ingot.serve.engine.replicas import Replicas
 from ingot.serve.engine.served_engine import ServedEngine
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
+from ingot.serve.executor_backend import ON_THIS_HOST, check_executor_backend
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.mesh_sizes import with_mesh
 from ingot.serve.served_model import ServedModel, TextThreads
@@ -278,11 +279,19 @@ def make_engine(
     options    the arguments of `LLM` that each engine gets
     adapters   name -> folder of the LoRA adapters that each engine loads
 
-    Raises OptionError if there are fewer GPUs, or cores, than replicas.
+    Raises OptionError if there are fewer GPUs, or cores, than replicas, or for replicas on several hosts.
     """
+    backend = options.get("distributed_executor_backend", ON_THIS_HOST)
+    check_executor_backend(backend)
     if replicas == 1:
         return EngineClient(model.artifact, options, limits, adapters)
     ranks = world_size(parse_mesh(mesh_in(model.artifact)))
+    if backend != ON_THIS_HOST:
+        raise OptionError(
+            f"replicas is {replicas}, and distributed_executor_backend is '{backend}'",
+            expected="one of the two",
+            hint="start a server for each replica",
+        )
     places = find_places(replicas, model.device, ranks)
     return Replicas(model.artifact, options, limits, places, model.page_size, adapters)
 

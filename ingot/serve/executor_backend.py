@@ -2,11 +2,14 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ingot.ir.errors import OptionError
 from ingot.ir.machine.extras import require
-from ingot.runtime.ranks.hosts.begin import Place, begun_on_hosts
 from ingot.runtime.ranks.processes import RankProcesses, begun_ranks
+
+if TYPE_CHECKING:
+    from ingot.runtime.ranks.hosts.begin import Place
 
 # "mp": processes of this host. "ray": processes of the hosts of a Ray cluster. The names are vLLM's.
 EXECUTOR_BACKENDS = ("mp", "ray")
@@ -17,10 +20,14 @@ def begun_by(backend: str, artifact: Path) -> AbstractContextManager[RankProcess
     """Start the processes of the other ranks of an artifact; see `begun_ranks` and `begun_on_hosts`. Raises IngotError
     if the backend is unknown, or if it cannot start them."""
     place = place_of(backend)
-    return begun_ranks(artifact) if place is None else begun_on_hosts(artifact, place)
+    if place is None:
+        return begun_ranks(artifact)
+    from ingot.runtime.ranks.hosts.begin import begun_on_hosts  # imports numpy, for which no other start waits
+
+    return begun_on_hosts(artifact, place)
 
 
-def place_of(backend: str) -> Place | None:
+def place_of(backend: str) -> "Place | None":
     """Return what finds hosts for the ranks; None: this host alone has them. Raises OptionError for an unknown backend,
     and TargetError if Ray is not installed."""
     check_executor_backend(backend)

@@ -25,6 +25,10 @@ MEANINGS: Mapping[str, tuple[object, str]] = {
         1,
         "stages of layers, each with processes of its own; a checkpoint is compiled for them",
     ),
+    "distributed_executor_backend": (
+        None,
+        "mp: these processes are on this host, which is the default; ray: on the hosts of a Ray cluster",
+    ),
     "max_model_len": (None, "the most tokens of a sequence; a checkpoint is compiled for them"),
     "max_num_seqs": (None, "the most sequences in a step; at most as compiled"),
     "max_num_batched_tokens": (None, "the most tokens in a step; at most as compiled"),
@@ -157,7 +161,6 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
         "dcp_kv_cache_interleave_size": 1,
         "decode_context_parallel_size": 1,
         "device_ids": None,
-        "distributed_executor_backend": None,
         "distributed_timeout_seconds": None,
         "enable_dbo": False,
         "enable_elastic_ep": False,

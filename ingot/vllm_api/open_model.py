@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.ir.artifact.manifest_file import MANIFEST, device_of, is_artifact
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.serve.executor_backend import ON_THIS_HOST
 from ingot.serve.find_artifact import find_artifact
 from ingot.serve.llm import LLM
 from ingot.serve.mesh_sizes import SIZES, with_mesh
@@ -58,6 +59,7 @@ def open_model(args: EngineArgs) -> LLM:
         raise _refused("max_logprobs", args.max_logprobs, "0 to 20")
     return LLM(
         path,
+        distributed_executor_backend=args.distributed_executor_backend or ON_THIS_HOST,
         memory=_memory(args, path),
         num_kv_pages=args.num_gpu_blocks_override,
         enable_chunked_prefill=args.enable_chunked_prefill is not False,

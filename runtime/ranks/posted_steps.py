@@ -55,8 +55,8 @@ class PostedSteps:
         """Give an order. `written` are the words of the last step's slot that were written for it."""
         if self._others:
             step = self._posted - 1
-            words = self._area.slot(step).numpy()
-            pieces = [(one.start, memoryview(words[one]).cast("B")) for one in written]
+            words = self._area.slot(step).numpy().view("u1").data
+            pieces = [(one.start, words[4 * one.start : 4 * one.stop]) for one in written]
             for other in self._others:
                 other.order(order, step % self._area.slots, pieces)
         for pipe in self._pipes.values():

@@ -50,9 +50,20 @@ class _Watch(Protocol):
 class OtherHost(Protocol):
     """Reaches the ranks of another host of the mesh. `link.py` has the class."""
 
-    host: Host
-    facts: HostFacts
-    children: Mapping[int, RankChild]
+    @property
+    def host(self) -> Host:
+        """The host."""
+        ...
+
+    @property
+    def facts(self) -> HostFacts:
+        """Its facts, after it has joined."""
+        ...
+
+    @property
+    def children(self) -> Mapping[int, RankChild]:
+        """The processes of its ranks, by their index."""
+        ...
 
     def order(self, order: bytes, place: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
         """Give an order to its ranks, after writing words to the slot with the index `place`.

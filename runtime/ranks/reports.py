@@ -112,11 +112,13 @@ class Reports:
 
     def numbers(self, rank: int) -> bytes:
         """Return all numbers that a rank has reported, as bytes."""
-        return self._reports[rank].tobytes()
+        found: bytes = self._reports[rank].tobytes()
+        return found
 
     def text(self, rank: int) -> bytes:
         """Return the text of a rank that is ready or has failed, as bytes; of another one, b""."""
-        return b"" if self.state(rank) is RankState.LOADING else self._texts[rank].tobytes().split(b"\0", 1)[0]
+        text: bytes = self._texts[rank].tobytes().split(b"\0", 1)[0]
+        return b"" if self.state(rank) is RankState.LOADING else text
 
     def copy(self, rank: int, numbers: bytes, text: bytes) -> None:
         """Write what `numbers` and `text` have returned in another process, on another host."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import re
 import threading
 import time
@@ -26,6 +27,7 @@ from ingot.backends.nccl.library import SIGNATURES, Nccl, UniqueId, load_nccl
 from ingot.backends.nccl.load import collectives
 from ingot.backends.nccl.meeting import find, leave
 from ingot.ir.errors import BackendError, InternalError, RankError, TargetError
+from ingot.ir.machine.meeting import MeetingPlace
 from ingot.ir.ops import OPS
 
 CPU = torch.device("cpu")
@@ -148,13 +150,13 @@ def test_ranks_meet_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The constructor that the table names: the first rank leaves the identity, the other one waits for it."""
     nccl = Nccl(FakeNccl())
     gpu = SimpleNamespace(product="NVIDIA H200", driver="13.0")
-    monkeypatch.setattr(communicator_module, "load_nccl", lambda: nccl)
+    monkeypatch.setattr(communicator_module, "load_nccl", lambda address: nccl)
     monkeypatch.setattr(communicator_module, "find_gpu", lambda: gpu)
     monkeypatch.setattr(communicator_module, "current_stream", lambda device: 0)
     found: list[Any] = [None, None]
 
     def run(place: int) -> None:
-        one = NcclCommunicator(tmp_path, "tp-0", place, 2)
+        one = NcclCommunicator(MeetingPlace(tmp_path), "tp-0", place, 2)
         found[place] = one, one.total(torch.full((3,), place + 1.0))
 
     threads = [threading.Thread(target=run, args=(place,)) for place in (1, 0)]
@@ -169,19 +171,20 @@ def test_ranks_meet_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", ["the GPU", "the driver's CUDA version", "the version of torch"])
 def test_ranks_that_differ_are_refused(name: str, tmp_path: Path) -> None:
     facts = {"the GPU": "NVIDIA H200", "the driver's CUDA version": "13.0", "the version of torch": "2.11"}
-    leave(tmp_path / "tp-0.nccl", b"\1" * 128, facts)
-    assert find(tmp_path / "tp-0.nccl", facts) == b"\1" * 128
+    meeting = MeetingPlace(tmp_path)
+    leave(meeting, "tp-0", b"\1" * 128, facts)
+    assert find(meeting, "tp-0", facts) == b"\1" * 128
     with pytest.raises(
         TargetError, match=f"ranks of the mesh differ: {name} is {facts[name]} on one, and other on"
     ) as caught:
-        find(tmp_path / "tp-0.nccl", {**facts, name: "other"})
+        find(meeting, "tp-0", {**facts, name: "other"})
     assert caught.value.hint
     json.loads((tmp_path / "tp-0.nccl").read_text())
 
 
 def test_a_first_rank_that_does_not_come(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="the first rank of tp-0 does not come"):
-        find(tmp_path / "tp-0.nccl", {}, seconds=0.05)
+        find(MeetingPlace(tmp_path), "tp-0", {}, seconds=0.05)
 
 
 def test_a_torch_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +196,23 @@ def test_a_torch_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendError, match="NCCL cannot be loaded") as caught:
         load_nccl()
     assert "torch with CUDA" in caught.value.hint
+
+
+def test_nccl_meets_at_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loopback interface for ranks of one host. A variable of the user stays."""
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    monkeypatch.setattr(library_module.ctypes, "CDLL", lambda name: FakeNccl())
+    for address, wanted in (("127.0.0.1", "=lo"), ("203.0.113.1", "=lo")):  # the second one is of no host: RFC 5737
+        load_nccl.cache_clear()
+        load_nccl(address)
+        assert (os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_NVLS_ENABLE"]) == (wanted, "0")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    load_nccl.cache_clear()
+    with pytest.raises(BackendError, match=r"no network interface of this host has the address 203\.0\.113\.1") as caught:
+        load_nccl("203.0.113.1")
+    assert "NCCL_SOCKET_IFNAME" in caught.value.hint
+    load_nccl.cache_clear()
 
 
 # What nccl.h calls the types of arguments, and how ctypes passes them.

@@ -121,6 +121,19 @@ def test_a_missing_link_is_said_and_leaves_nothing(name: str, rank: int, warning
     assert f"CUDA_ERROR_{name.upper()}" in text
 
 
+def test_ranks_of_several_hosts_share_nothing(warnings: list[str]) -> None:
+    """A handle of another host could open memory of this one."""
+    sharings = [HostSharing(place, {}) for place in range(2)]
+
+    def work(one: NcclCommunicator) -> PeerMemory | None:
+        one.one_host = False
+        return share(one, sharings[one.place], CPU, SIZE)
+
+    assert joined(FakeNccl(), 2, work) == [None] * 2
+    assert not any(one.held or one.open_now for one in sharings)
+    assert len(warnings) == 2 and all("several hosts, which share no memory" in one for one in warnings)
+
+
 def test_more_ranks_than_the_layout_has(warnings: list[str]) -> None:
     assert shared(9, {})[1] == [None] * 9
     assert all("9 ranks are more than 8" in one for one in warnings) and len(warnings) == 9

@@ -53,9 +53,10 @@ def strike(fault: str, rank: int, leader: Leader, pids: dict[int, int], monkeypa
     if fault == "raise":
         write = leader._steps._slots.write
 
-        def spoiled(slot: Any, inputs: Any) -> None:
-            write(slot, inputs)
+        def spoiled(slot: Any, inputs: Any) -> slice:
+            written = write(slot, inputs)
             slot[0] = 10**6  # a step with more tokens than its buffer
+            return written
 
         monkeypatch.setattr(leader._steps._slots, "write", spoiled)
     else:

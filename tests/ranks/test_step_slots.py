@@ -26,8 +26,9 @@ def test_any_step_is_read_as_written() -> None:
     layout = StepLayout.usual()
     slots = StepSlots(layout, LIMITS, EDIT_WORDS)
     area = SharedArea(2)
-    other = SharedArea(2, os.dup(area.fd))
-    for one in (area, other):
+    shared = SharedArea(2, os.dup(area.fd))
+    copied = SharedArea(2)  # as on another host, which gets the words that were written
+    for one in (area, shared, copied):
         one.add_slots(slots.words, 1)
     buffer = StepBuffer(layout, StepSizes(20, 3, 20, 3, 3))
     for step in range(200):
@@ -46,7 +47,9 @@ def test_any_step_is_read_as_written() -> None:
         inputs.edits = tuple(RowEdit(row, edits[row]) for row in range(draw.randint(0, 3)))
         inputs.masked = tuple(MaskedRow(SimpleNamespace(), row) for row in range(draw.randint(0, 3)))  # type: ignore[arg-type]
         inputs.masks = None
-        slots.write(area.slot(step), inputs)
+        other = draw.choice((shared, copied))
+        written = slots.write(area.slot(step), inputs)
+        copied.slot(step)[written] = area.slot(step)[written]
         found = slots.read(other.slot(step))
         assert found.sizes == sizes and found.ends_late is bool(inputs.masked), again(step)
         assert found.waits_for_masks is inputs.waits_for_masks is bool(inputs.masked), again(step)
@@ -59,7 +62,8 @@ def test_any_step_is_read_as_written() -> None:
         if inputs.masked:
             rows = torch.tensor([one.row for one in inputs.masked])
             inputs.masks = MaskRows(rows, torch.randint(-9, 9, (len(rows), 3), dtype=torch.int32))
-            slots.write_late(area.slot(step), inputs)
+            for late in slots.write_late(area.slot(step), inputs):
+                copied.slot(step)[late] = area.slot(step)[late]
             slots.read_late(other.slot(step), found)
             assert found.masks is not None
             assert torch.equal(found.masks.rows, rows) and torch.equal(found.masks.words, inputs.masks.words)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -39,6 +39,7 @@ def run_model(
     quantize: str | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int | None = None,
+    distributed_executor_backend: Literal["mp", "ray"] = "mp",
     timings: Flag = False,
     json: Flag = False,
 ) -> None:
@@ -78,6 +79,8 @@ def run_model(
         Processes that share each layer. A checkpoint is compiled for them. Default: as compiled, or 1.
     pipeline_parallel_size
         Stages of layers, each with processes of its own. Default: as compiled, or 1.
+    distributed_executor_backend
+        "mp": these processes are on this host. "ray": on the hosts of a Ray cluster, to which this host belongs.
     timings
         Also print the seconds of each phase of the start. Some phases overlap. On a mesh, also when each rank had it.
     json
@@ -107,6 +110,7 @@ def run_model(
         quantize=quantize,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
+        distributed_executor_backend=distributed_executor_backend,
     )
     load_s = time.perf_counter() - begin
     if conversation is not None:

@@ -23,6 +23,7 @@ def run_batch_file(
     quantize: str | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int | None = None,
+    distributed_executor_backend: Literal["mp", "ray"] = "mp",
     memory: int | None = None,
     num_kv_pages: int | None = None,
     max_num_seqs: int | None = None,
@@ -60,6 +61,8 @@ def run_batch_file(
         Processes that share each layer. A checkpoint is compiled for them. Default: as compiled, or 1.
     pipeline_parallel_size
         Stages of layers, each with processes of its own. Default: as compiled, or 1.
+    distributed_executor_backend
+        "mp": these processes are on this host. "ray": on the hosts of a Ray cluster, to which this host belongs.
     memory
         Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
     num_kv_pages
@@ -95,6 +98,7 @@ def run_batch_file(
         quantize=quantize,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
+        distributed_executor_backend=distributed_executor_backend,
         memory=memory,
         num_kv_pages=num_kv_pages,
         max_num_seqs=max_num_seqs,

@@ -1,7 +1,9 @@
 """Places the ranks of a mesh on the nodes of a Ray cluster. Ray reserves room and starts agents; no step uses it."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +36,7 @@ def place_by_ray(mesh: Mesh, device: str) -> "RayPlacement":
     joined = not ray.is_initialized()
     if joined:
         try:
-            ray.init(address="auto", logging_level="WARNING")
+            _join()
         except ConnectionError as error:
             raise TargetError(
                 f"no Ray cluster runs on this host: {str(error).splitlines()[0]}",
@@ -48,6 +50,14 @@ def place_by_ray(mesh: Mesh, device: str) -> "RayPlacement":
         if joined:
             ray.shutdown()
         raise
+
+
+def _join() -> None:
+    """Join the cluster. Ray would let SIGTERM end this process, and the process of an engine ignores it."""
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address="auto", logging_level="WARNING")
+    if threading.current_thread() is threading.main_thread():  # Ray sets it there alone
+        signal.signal(signal.SIGTERM, before)
 
 
 def _nodes(resource: str) -> list[Node]:

@@ -84,7 +84,7 @@ class _Relay:
         self._left = LeftFiles(processes.meeting)
         self._sent: dict[int, RankReport] = {}
         self._alive: dict[int, tuple[bool, int | None]] = dict.fromkeys(self._ranks, (False, None))
-        self._posted, self._next_look = 0, 0.0
+        self._posted, self._next_look, self._loading = 0, 0.0, True
         self._slots: memoryview | None = None
 
     def run(self) -> None:
@@ -134,7 +134,9 @@ class _Relay:
             for rank, child in self._processes.children.items():
                 assert isinstance(child, LocalRank)
                 self._alive[rank] = child.stopped(), child.poll()
-        if any(self._reports.state(rank) is RankState.LOADING for rank in self._ranks):
+        if self._loading:
+            # Before the files: a rank may be ready just after it has left one that others need.
+            self._loading = any(self._reports.state(rank) is RankState.LOADING for rank in self._ranks)
             for name, content in self._left.new():
                 self._connection.sendall(frame(Kind.LEFT, *named_parts(name, content)))
         for rank in self._ranks:

@@ -22,12 +22,12 @@ from ingot.runtime.ranks.reports import Reports
 
 
 class Placement(Protocol):
-    """The hosts of a mesh, on which room is reserved for its ranks.
+    """The hosts of a mesh, on which room is reserved for its ranks."""
 
-    hosts   the host of this process, which has rank 0, then the others
-    """
-
-    hosts: Sequence[Host]
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The host of this process, which has rank 0, then the others."""
+        ...
 
     def start(self, index: int, order: Mapping[str, Any]) -> Callable[[], str | None]:
         """Start the agent of `hosts[index]` with an order, and return a function. It returns why the agent has ended;

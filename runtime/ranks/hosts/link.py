@@ -141,18 +141,18 @@ class HostLink:
         self._ended.set()
 
     def _read(self, connection: socket.socket) -> str:
-        """Take frames until the agent closes the connection, and return that it has."""
+        """Take frames until the connection ends, and return that it has."""
         loading = True
         while True:
             readable, _, _ = select.select([connection], [], [], _LOOK_SECONDS if loading else _READY_LOOK_SECONDS)
             if readable:
                 if (found := read_frame(connection)) is None:
-                    return "the agent of its host has ended"
+                    return "the connection to its host has ended"
                 self._take(*found)
             if self._joined.is_set() and loading and not self._closing:
+                loading = any(self._reports.state(rank) is RankState.LOADING for rank in self.host.ranks)
                 for name, content in self._left.new():
                     self._send(frame(Kind.LEFT, *named_parts(name, content)))
-                loading = any(self._reports.state(rank) is RankState.LOADING for rank in self.host.ranks)
 
     def _take(self, kind: Kind, content: bytes) -> None:
         if kind is Kind.REPORT:
