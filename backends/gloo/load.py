@@ -21,7 +21,7 @@ from ingot.ir.machine.meeting import LOOPBACK, MeetingPlace
 
 # Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
 _TIMEOUT = timedelta(hours=24)
-# What no value of a step has (they have 0).
+# No value of a step has this tag (they have 0).
 _ABORT_TAG = 1
 # What may be on its way to other ranks before a sender waits: the few values of some steps, and no more memory than a
 # step of 2048 tokens of a large model has in two values.

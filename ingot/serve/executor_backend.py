@@ -9,7 +9,7 @@ from ingot.ir.machine.extras import require
 from ingot.runtime.ranks.processes import RankProcesses, begun_ranks
 
 if TYPE_CHECKING:
-    from ingot.runtime.ranks.hosts.begin import Place
+    from ingot.runtime.ranks.hosts.begin import PlaceRanks
 
 # "mp": processes of this host. "ray": processes of the hosts of a Ray cluster. The names are vLLM's.
 EXECUTOR_BACKENDS = ("mp", "ray")
@@ -27,7 +27,7 @@ def begun_by(backend: str, artifact: Path) -> AbstractContextManager[RankProcess
     return begun_on_hosts(artifact, place)
 
 
-def place_of(backend: str) -> "Place | None":
+def place_of(backend: str) -> "PlaceRanks | None":
     """Return what finds hosts for the ranks; None: this host alone has them. Raises OptionError for an unknown backend,
     and TargetError if Ray is not installed."""
     check_executor_backend(backend)

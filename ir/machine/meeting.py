@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh axis meet, before a backend connects them. Importing this imports no torch."""
+"""The place where the ranks of a mesh axis meet, before a backend connects them. Importing this imports no torch."""
 
 import os
 import time
@@ -15,10 +15,10 @@ UNWRITTEN = ".new"
 
 @dataclass(frozen=True)
 class MeetingPlace:
-    """Where the ranks of a mesh axis meet.
+    """The place where the ranks of a mesh axis meet.
 
-    folder     a folder that only the user can read. What one rank leaves there, the others find; on several hosts, an
-               agent copies it
+    folder     a folder that only the user can read. All ranks find the files that one leaves there; on several hosts,
+               agents copy them
     address    the IPv4 address at which other hosts reach the host of this rank
     one_host   whether all ranks of the axis are on one host
     """

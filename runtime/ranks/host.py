@@ -23,7 +23,7 @@ class Host:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What rank 0 must know of another host to decide for all ranks.
+    """The facts of a host that rank 0 needs to decide for all ranks.
 
     cores    the cores on which the ranks of the host may compute
     memory   the bytes of its memory

@@ -1,4 +1,4 @@
-"""What the ranks of a mesh report, in memory that their processes share. Importing this imports no torch.
+"""The reports of the ranks of a mesh, in memory that their processes share. Importing this imports no torch.
 
 Numbers are little-endian 8-byte integers in fixed places, so nothing is serialized. The process that relays reports to
 rank 0's host reads and writes them as bytes.

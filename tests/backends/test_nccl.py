@@ -209,7 +209,7 @@ def test_nccl_meets_at_the_interface_of_an_address(monkeypatch: pytest.MonkeyPat
         assert (os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_NVLS_ENABLE"]) == (wanted, "0")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     load_nccl.cache_clear()
-    with pytest.raises(BackendError, match=r"no network interface of this host has the address 203\.0\.113\.1") as caught:
+    with pytest.raises(BackendError, match=r"no network interface .* has the address 203\.0\.113\.1") as caught:
         load_nccl("203.0.113.1")
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint
     load_nccl.cache_clear()

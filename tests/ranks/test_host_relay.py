@@ -55,6 +55,24 @@ HOSTS = (Host("127.0.0.1", (0,)), Host("127.0.0.1", (1,)))
 WORDS = 50
 
 
+def test_variables_that_hosts_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No secret is among them, and no name of an interface."""
+    (tmp_path / "manifest.json").write_text("{}")
+    for name in ("NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME", "INGOT_API_KEY", "INGOT_DEBUG", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    order = make_order(HOSTS, 1, 5, b"t" * TOKEN_BYTES, tmp_path, MESH, "cpu")
+    found = {name for name in order.variables if not name.startswith("NCCL_") or os.environ[name] == "1"}
+    assert found == {"NCCL_NVLS_ENABLE", "INGOT_DEBUG", "OMP_NUM_THREADS"}
+    assert (order.port, order.address, order.read_hosts()) == (5, "127.0.0.1", HOSTS)
+
+
+def test_a_frame_that_is_none_ends_the_connection(linked: tuple[Agent, HostLink, Reports, Path]) -> None:
+    agent, link, _, _ = linked
+    agent.connection.sendall(b"?" + bytes(4))
+    until(lambda: link.broken)
+    assert link.broken is not None and link.broken.startswith("the connection to its host broke: ")
+
+
 def until(found: Callable[[], Any], seconds: float = 10.0) -> Any:
     """Wait until `found` returns something true, and return it."""
     end = time.monotonic() + seconds
@@ -104,6 +122,7 @@ class Agent:
 
     def __init__(self, folder: Path, connection: socket.socket, artifact: Path) -> None:
         (folder / "meeting").mkdir()
+        self.connection = connection
         self.area = SharedArea(2)
         read, write = os.pipe()
         self.orders = read
@@ -206,7 +225,7 @@ def test_only_the_token_lets_an_agent_join() -> None:
     listener.accept({1: came.append})
 
     def shown(content: bytes) -> bytes:
-        """What the listener answers: b"" if it closes the connection."""
+        """The answer of the listener: b"" if it closes the connection."""
         with socket.create_connection(("127.0.0.1", listener.port), 5) as agent:
             agent.sendall(content)
             agent.settimeout(0.3)

@@ -123,7 +123,7 @@ def check(path: Path, counts: tuple[int, ...], fault: str, draw: random.Random, 
 
 
 def check_timeline(llm: LLM) -> None:
-    """Phases of ranks on other hosts are told by the clock of this one."""
+    """Phases of ranks on other hosts are reported by the clock of this one."""
     end = llm.timings["ready"]
     for spans in llm.timeline.values():
         assert {one.name for one in spans} >= {"connect", "weights", "bind"}

@@ -123,11 +123,17 @@ def test_what_each_process_is_given(variable: str | None, monkeypatch: pytest.Mo
     """Each sees its own GPU alone, and a part of the threads; with too few GPUs, none begins."""
     started: list[dict[str, str]] = []
 
-    def popen(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
-        started.append(env)
-        return SimpleNamespace(wait=lambda seconds=0: 0, kill=lambda: None, pid=0)
+    class Child:
+        def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
+            started.append(env)
 
-    monkeypatch.setattr(processes_module.subprocess, "Popen", popen)
+        def wait(self, seconds: float = 0.0) -> int:
+            return 0
+
+        def kill(self) -> None:
+            return
+
+    monkeypatch.setattr(processes_module, "LocalRank", Child)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:

@@ -13,6 +13,8 @@ from ingot.serve import executor_backend
 from ingot.serve.async_llm import AsyncLLM
 from ingot.serve.ray.mesh_layout import Node, lay_out
 
+pytestmark = pytest.mark.xdist_group("serve")
+
 
 def nodes(*free: int) -> list[Node]:
     return [Node(f"n{place}", f"10.0.0.{place}", count, count + 1) for place, count in enumerate(free)]

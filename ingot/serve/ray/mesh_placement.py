@@ -19,7 +19,7 @@ from ingot.runtime.ranks.host import Host
 from ingot.serve.ray.mesh_agent import MeshAgent
 from ingot.serve.ray.mesh_layout import Node, lay_out
 
-# What was free a moment ago is reserved at once. Another job may have taken it.
+# Room that was free a moment ago is reserved at once, unless another job has taken it.
 _RESERVE_SECONDS = 30.0
 # In which Ray starts the process of an actor, and imports Ingot.
 _START_SECONDS = 60.0

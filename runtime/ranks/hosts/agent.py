@@ -32,7 +32,7 @@ from ingot.runtime.ranks.reports import RankState, Reports
 # How long the agent tries to reach rank 0, which listens before it starts agents.
 _CONNECT_SECONDS = 10.0
 # Between two looks at the reports while ranks run steps. Rank 0 goes ahead by three steps or more, and those of a small
-# model take a millisecond together.
+# model take two milliseconds together. select(2) can wait for so short a time, and poll(2) cannot.
 _BUSY_SECONDS = 0.0005
 # The same while no step runs.
 _IDLE_SECONDS = 0.02

@@ -1,4 +1,4 @@
-"""What rank 0 tells the agent of another host, and the check that the agent's host can follow it. Imports no torch."""
+"""The order of rank 0 for the agent of another host, and the check that the host can follow it. Imports no torch."""
 
 import hashlib
 import os
@@ -13,17 +13,18 @@ from ingot.ir.machine.extras import installed_version
 from ingot.ir.mesh import Mesh
 from ingot.runtime.ranks.host import Host, hosts_json, read_hosts
 
-# Packages of which all hosts need one version: their processes exchange values, and use one artifact.
+# All hosts need one version of these packages: their processes exchange values, and use one artifact.
 _PACKAGES = ("ingot", "torch")
 # How variables begin that must be equal on all ranks, or that the user sets for all. NCCL_NVLS_ENABLE is one of them.
-_PASSED_ON = ("NCCL_", "TORCH_SYMM_MEM_", "INGOT_", "OMP_NUM_THREADS")
+# Others may be secrets, as INGOT_API_KEY.
+_PASSED_ON = ("NCCL_", "TORCH_SYMM_MEM_", "OMP_NUM_THREADS", "INGOT_DEBUG")
 # The names of a host's network interfaces, which differ between hosts.
 _KEPT = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What an agent gets when it is started, as what JSON can hold.
+    """The order that an agent gets when it is started. JSON can hold its fields.
 
     address     where rank 0 waits for the agent, and `port`
     token       the token of the mesh, in hex. It is a secret
@@ -31,7 +32,7 @@ class AgentOrder:
     hosts       the hosts of the mesh, as `hosts_json` returns them
     artifact    the absolute path of the artifact, and `build`, the SHA-256 of its manifest
     mesh        the mesh, and `device`, on which its ranks compute
-    packages    the version of each package of which all hosts need one version
+    packages    package -> the version that all hosts need
     variables   environment variables of the ranks
     """
 

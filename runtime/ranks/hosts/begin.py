@@ -40,11 +40,11 @@ class Placement(Protocol):
 
 
 # Reserves room for the ranks of a mesh, on a device ("cpu" or "cuda"). Raises IngotError if there is too little.
-Place = Callable[[Mesh, str], Placement]
+PlaceRanks = Callable[[Mesh, str], Placement]
 
 
 @contextlib.contextmanager
-def begun_on_hosts(artifact: Path, place: Place) -> Iterator[RankProcesses | None]:
+def begun_on_hosts(artifact: Path, place: PlaceRanks) -> Iterator[RankProcesses | None]:
     """Start the processes of the other ranks of an artifact, on the hosts that `place` finds. Load it in the `with`
     block: an error there ends them.
 

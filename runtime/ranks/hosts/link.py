@@ -1,7 +1,8 @@
-"""Rank 0's connection to the agent of another host, and the ranks behind it."""
+"""Rank 0's connection to the agent of another host, and the ranks of that host."""
 
 import contextlib
 import json
+import logging
 import select
 import socket
 import threading
@@ -19,9 +20,11 @@ from ingot.runtime.ranks.hosts.left_files import LeftFiles
 from ingot.runtime.ranks.hosts.report_frame import read_report
 from ingot.runtime.ranks.reports import RankState, Reports
 
+log = logging.getLogger("ingot.ranks")
+
 # How long the agent of a host may take to connect: it starts a Python process, which imports no torch.
 JOIN_SECONDS = 60.0
-# What an agent has sent before its end arrives at once.
+# The last frame of an agent, sent before its end, arrives at once.
 _LAST_WORDS_SECONDS = 1.0
 # Between two looks for an agent, and for files that ranks leave.
 _LOOK_SECONDS = 0.02
@@ -124,7 +127,7 @@ class HostLink:
                 self._connection.sendall(content)
             except ConnectionError:
                 raise
-            except OSError as error:  # as a time-out, of which Python has no ConnectionError
+            except OSError as error:  # a time-out is no ConnectionError in Python
                 raise ConnectionAbortedError(str(error)) from error
 
     def _run(self) -> None:
@@ -132,8 +135,10 @@ class HostLink:
         assert self._connection is not None
         try:
             why = self._read(self._connection)
-        except (OSError, RankError) as error:
+        except Exception as error:
             why = f"the connection to its host broke: {error}"
+            if not isinstance(error, OSError):
+                log.exception("a frame of host %s cannot be taken", self.host.address)
         if not self._closing:
             self.broken = why
         with contextlib.suppress(OSError):
@@ -143,9 +148,10 @@ class HostLink:
     def _read(self, connection: socket.socket) -> str:
         """Take frames until the connection ends, and return that it has."""
         loading = True
+        poll = select.poll()  # select(2) takes no descriptor above 1023, and this process may serve many clients
+        poll.register(connection, select.POLLIN)
         while True:
-            readable, _, _ = select.select([connection], [], [], _LOOK_SECONDS if loading else _READY_LOOK_SECONDS)
-            if readable:
+            if poll.poll(1000 * (_LOOK_SECONDS if loading else _READY_LOOK_SECONDS)):
                 if (found := read_frame(connection)) is None:
                     return "the connection to its host has ended"
                 self._take(*found)

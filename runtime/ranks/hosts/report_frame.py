@@ -1,4 +1,4 @@
-"""What a rank of another host reports, as the content of a frame. Importing this imports no torch."""
+"""The report of a rank of another host, as the content of a frame. Importing this imports no torch."""
 
 import struct
 from dataclasses import dataclass
