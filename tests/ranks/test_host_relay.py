@@ -130,7 +130,7 @@ class Agent:
         children: dict[int, Any] = {1: self.child}
         self.processes = RankProcesses(MESH, HOSTS, folder, os.dup(self.area.fd), children, {1: write})
         order = make_order(HOSTS, 1, 0, b"t" * TOKEN_BYTES, artifact, MESH, "cpu")
-        self.thread = threading.Thread(target=_Relay(order, self.processes, connection).run)
+        self.thread = threading.Thread(target=_Relay(order, self.processes, connection).run, daemon=True)
         self.thread.start()
 
     def end(self) -> None:
