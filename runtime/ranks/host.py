@@ -1,12 +1,13 @@
 """The hosts of a mesh: which ranks run where. Importing this imports no torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.ir.machine.meeting import LOOPBACK
 from ingot.ir.mesh import Mesh, world_size
+from ingot.runtime.ranks.child import RankChild
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,48 @@ class HostFacts:
 
     cores: int
     memory: int
+
+
+class OtherHost(Protocol):
+    """Reaches the ranks of another host of the mesh. `HostLink` does."""
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+        ...
+
+    @property
+    def facts(self) -> HostFacts:
+        """Its facts, after it has joined."""
+        ...
+
+    @property
+    def children(self) -> Mapping[int, RankChild]:
+        """The processes of its ranks, by their index."""
+        ...
+
+    def order(self, order: bytes, place: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """Give an order to its ranks, after writing words to the slot with the index `place`.
+
+        `pieces` are the index of a first word, and words, as bytes. Raises ConnectionError if the host is gone.
+        """
+        ...
+
+    def leave(self, decided: Mapping[str, Any]) -> None:
+        """Leave what rank 0 has decided, for its ranks. Raises ConnectionError if the host is gone."""
+        ...
+
+    def wait_until_joined(self) -> None:
+        """Wait until its processes have started. Raises IngotError if they cannot."""
+        ...
+
+    def close(self) -> None:
+        """Let its processes end."""
+        ...
+
+    def wait_until_closed(self) -> None:
+        """Wait until its processes have ended, a few seconds at most."""
+        ...
 
 
 def this_host(mesh: Mesh) -> tuple[Host, ...]:

@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ingot.runtime.ranks.processes import OtherHost
+from ingot.runtime.ranks.host import OtherHost
 from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.step_slots import SteppedInputs, StepSlots
 from ingot.runtime.steps.executor import SampledStep, StepLauncher

@@ -24,7 +24,7 @@ from ingot.ir.machine.meeting import leave_file
 from ingot.ir.mesh import ONE_DEVICE, Mesh, parse_mesh, world_size
 from ingot.runtime.module_command import module_command
 from ingot.runtime.ranks.child import LocalRank, RankChild
-from ingot.runtime.ranks.host import Host, HostFacts, facts_here, hosts_json, this_host
+from ingot.runtime.ranks.host import Host, OtherHost, facts_here, hosts_json, this_host
 from ingot.runtime.ranks.report_layout import report_bytes
 
 # Processes whose pipes are closed get this long, before they are killed.
@@ -44,48 +44,6 @@ class _Watch(Protocol):
 
     def stop(self) -> None:
         """Stop watching: the processes are about to end."""
-        ...
-
-
-class OtherHost(Protocol):
-    """Reaches the ranks of another host of the mesh. `link.py` has the class."""
-
-    @property
-    def host(self) -> Host:
-        """The host."""
-        ...
-
-    @property
-    def facts(self) -> HostFacts:
-        """Its facts, after it has joined."""
-        ...
-
-    @property
-    def children(self) -> Mapping[int, RankChild]:
-        """The processes of its ranks, by their index."""
-        ...
-
-    def order(self, order: bytes, place: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Give an order to its ranks, after writing words to the slot with the index `place`.
-
-        `pieces` are the index of a first word, and words, as bytes. Raises ConnectionError if the host is gone.
-        """
-        ...
-
-    def leave(self, decided: Mapping[str, Any]) -> None:
-        """Leave what rank 0 has decided, for its ranks. Raises ConnectionError if the host is gone."""
-        ...
-
-    def wait_until_joined(self) -> None:
-        """Wait until its processes have started. Raises IngotError if they cannot."""
-        ...
-
-    def close(self) -> None:
-        """Let its processes end."""
-        ...
-
-    def wait_until_closed(self) -> None:
-        """Wait until its processes have ended, a few seconds at most."""
         ...
 
 

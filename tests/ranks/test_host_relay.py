@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_hosts import LocalHosts
+from local_hosts import LocalHosts, ThreadHosts
 from run_seed import again, run_seed
+from silence import silence
 from thread_ranks import is_gone
 
 from ingot.backends.gloo.load import GlooCommunicator
@@ -40,6 +41,7 @@ from ingot.runtime.ranks.hosts.frames import (
     read_frame,
     read_named,
     read_order,
+    set_options,
 )
 from ingot.runtime.ranks.hosts.left_files import LeftFiles
 from ingot.runtime.ranks.hosts.link import HostLink
@@ -304,6 +306,36 @@ def test_hosts_that_cannot_join(
     assert hint in caught.value.hint
     assert hosts.released == 1 and not list(folder.iterdir())
     assert all(is_gone(agent.pid) for agent in hosts.agents.values())
+
+
+def test_an_agent_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its connection is closed, also if its own process goes on."""
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": {"mesh": "tp=2"}, "target": {"device": "cpu"}}))
+    pids: list[int] = []
+    with pytest.raises(ZeroDivisionError), begun_on_hosts(tmp_path, ThreadHosts(1, 1)) as processes:
+        assert processes is not None
+        processes.others[0].wait_until_joined()
+        pids += [child.pid for child in processes.children.values()]
+        assert len(pids) == 1 and not is_gone(pids[0])
+        1 / 0  # noqa: B018
+    assert is_gone(pids[0])
+
+
+def test_a_silent_connection_ends_at_both_ends() -> None:
+    """While neither end has anything to send; `test_hosts.py` cuts one with steps on their way."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    with one, other:
+        for end in (one, other):
+            set_options(end)
+        silence(one)
+        begin = time.monotonic()
+        for end in (one, other):
+            end.settimeout(10)
+            with pytest.raises(TimeoutError, match="Connection timed out"):  # the kernel's, not that of `settimeout`
+                read_frame(end)
+        assert time.monotonic() - begin < 4.5, "with the second in which processes end, less than five"
 
 
 def test_a_connection_of_gloo_can_be_aborted(tmp_path: Path) -> None:

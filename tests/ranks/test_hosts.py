@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import pytest
 from drawn import drawn
 from local_hosts import LocalHosts
 from run_seed import again, run_seed
+from silence import silence
 from thread_ranks import generated, is_gone, thread_engine
 
 from ingot import LLM, SamplingParams
@@ -55,19 +54,6 @@ def opened(path: Path, hosts: LocalHosts, patch: pytest.MonkeyPatch) -> Iterator
         yield llm, leader
     finally:
         leader.close()
-
-
-def silence(connection: socket.socket) -> None:
-    """Drop all that arrives at a connection, as if the network between two hosts were cut."""
-
-    class Instruction(ctypes.Structure):
-        """struct sock_filter, in linux/filter.h."""
-
-        _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
-
-    drop = Instruction(0x06, 0, 0, 0)  # BPF_RET: keep no byte
-    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop))  # struct sock_fprog
-    connection.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER, in asm-generic/socket.h
 
 
 def strike(fault: str, rank: int, leader: Leader, hosts: LocalHosts) -> str:

@@ -57,7 +57,7 @@ class RemoteRank:
 
 
 class HostLink:
-    """Reaches the ranks of another host through its agent. `processes.OtherHost` describes most methods.
+    """Reaches the ranks of another host through its agent. `OtherHost` describes most methods.
 
     host      the host
     reports   the reports of all ranks on rank 0's host, where those of this host are copied to

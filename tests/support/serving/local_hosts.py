@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot.ir.machine.meeting import LOOPBACK
 from ingot.ir.mesh import Mesh, world_size
 from ingot.runtime.ranks.host import Host
+from ingot.runtime.ranks.hosts.agent import run_agent
 
 
 class LocalHosts:
@@ -42,6 +44,15 @@ class LocalHosts:
         return lambda: None if agent.poll() is None else f"it exited with status {agent.poll()}"
 
     def release(self) -> None:
+        """Note the call, and wait for the end of the agents."""
         self.released += 1
         for agent in self.agents.values():
             agent.wait(10)
+
+
+class ThreadHosts(LocalHosts):
+    """The same with agents in threads of this process, which goes on after them, as that of Ray's actor does."""
+
+    def start(self, index: int, order: Mapping[str, Any]) -> Callable[[], str | None]:
+        threading.Thread(target=run_agent, args=(dict(order),), daemon=True).start()
+        return lambda: None
