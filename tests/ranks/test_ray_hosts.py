@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,11 +69,14 @@ def wanted(artifact: Callable[[str, str], Path]) -> list[list[int]]:
 @pytest.mark.parametrize(("mesh", "fault"), [("tp=2", "rank"), ("pp=2", "actor"), ("pp=2", "close")])
 def test_tokens_and_an_end(mesh: str, fault: str, artifact: Callable[[str, str], Path], cluster: Any) -> None:
     import ray
+    from ray.util import placement_group_table
 
     llm = LLM(artifact("llama", mesh), num_kv_pages=30, distributed_executor_backend="ray")
     leader: Any = llm.loaded.leader
     try:
         assert reserved() == ["CREATED"] and len(leader.hosts) == 2
+        (nodes,) = (one["bundles_to_node_id"] for one in placement_group_table().values() if one["state"] == "CREATED")
+        assert nodes[0] == ray.get_runtime_context().get_node_id() != nodes[1], "rank 0's bundle is on its node"
         pids = list(leader.process_ids.values())
         engine: Any = llm.llm_engine
         assert [list(one.token_ids) for one in generated(engine, PROMPTS, PARAMS)] == wanted(artifact)
@@ -87,6 +92,27 @@ def test_tokens_and_an_end(mesh: str, fault: str, artifact: Callable[[str, str],
             print(f"{fault}: the error came after {time.monotonic() - begin:.2f} s")
     finally:
         leader.close()
+    check_nothing_is_left(pids)
+
+
+def test_rank_0_is_killed(artifact: Callable[[str, str], Path], cluster: Any) -> None:
+    """It cannot give anything back."""
+    script = (
+        "import sys, time\nfrom ingot import LLM\n"
+        "llm = LLM(sys.argv[1], num_kv_pages=30, distributed_executor_backend='ray')\n"
+        "print(*llm.loaded.leader.process_ids.values(), flush=True)\ntime.sleep(100)\n"
+    )
+    command = [sys.executable, "-c", script, str(artifact("llama", "tp=2"))]
+    env = {**os.environ, "RAY_ADDRESS": cluster.address}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
+        assert child.stdout is not None
+        pids = [int(one) for one in child.stdout.readline().split()]
+        assert len(pids) == 1 and not is_gone(pids[0]) and reserved() == ["CREATED"]
+        begin = time.monotonic()
+        child.kill()
+        while not is_gone(pids[0]) and time.monotonic() - begin < SECONDS:
+            time.sleep(0.02)
+        print(f"rank 0 was killed: the other rank ended after {time.monotonic() - begin:.2f} s")
     check_nothing_is_left(pids)
 
 
