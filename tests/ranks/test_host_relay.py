@@ -221,6 +221,18 @@ def test_a_broken_connection_is_a_fault(linked: tuple[Agent, HostLink, Reports, 
         link.order(b"S", 0, ())
 
 
+def test_an_agent_that_comes_after_the_end(tmp_path: Path) -> None:
+    link = HostLink(HOSTS[1], Reports(2), tmp_path, lambda: None)
+    link.close()
+    mine, agent = socket.socketpair()
+    with mine, agent:
+        link.connect(mine)
+        agent.settimeout(5)
+        assert agent.recv(1) == b"", "the connection is closed"
+        agent.close()
+        until(lambda: not any(one.name == "host 127.0.0.1" for one in threading.enumerate()))
+
+
 def test_only_the_token_lets_an_agent_join() -> None:
     token, came = os.urandom(TOKEN_BYTES), list[socket.socket]()
     listener = Listener("127.0.0.1", token)

@@ -84,6 +84,8 @@ class HostLink:
         """Take the connection of the agent, which has shown the token."""
         self._connection = connection
         threading.Thread(target=self._run, name=f"host {self.host.address}", daemon=True).start()
+        if self._closing:  # before the agent came
+            self.close()
 
     def wait_until_joined(self) -> None:
         end = time.monotonic() + JOIN_SECONDS
