@@ -34,6 +34,7 @@ from ingot.runtime.scheduling import progress, steady_decode
 from ingot.runtime.scheduling.accepted import NO_ROW, Accepted, drafted_tokens, forced_tokens
 from ingot.runtime.scheduling.batch import Chunk, StepBatch, build_step
 from ingot.runtime.scheduling.chunks import drafted_chunk, next_chunk
+from ingot.runtime.scheduling.device_rows import DeviceRows
 from ingot.runtime.scheduling.forced import forced_chunks, forced_run
 from ingot.runtime.scheduling.occupancy import Occupancy
 from ingot.runtime.scheduling.request import INVALID_TOKEN, NOT_FINITE, End, Request, Status
@@ -78,8 +79,7 @@ class Scheduler:
         cuts, size = config.chunked_prefill, config.page_size
         states = None if slots is None else StateSlots(slots, self._tables, config.blocks, size, cuts=cuts)
         self.pages = SequencePages(pools, self._tables, size, states, config.blocks)
-        self._free_rows = list(reversed(range(config.max_batch)))
-        self._ending_rows: deque[tuple[int, int]] = deque()  # (step that writes a row until it is complete, row)
+        self.rows = DeviceRows(config.max_batch, staged=config.stages > 1)
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # no admissions at this number: a larger step ran out of memory
@@ -92,13 +92,9 @@ class Scheduler:
         self.num_forced = 0  # tokens so far that a grammar forced and that needed no step of their own
 
     @property
-    def num_free_rows(self) -> int:
-        return len(self._free_rows)
-
-    @property
     def occupancy(self) -> Occupancy:
         queues = len(self.waiting), len(self.running), len(self._in_flight)
-        return Occupancy(*queues, self.num_free_rows, *self.pages.occupied, self.num_preemptions, self.num_forced)
+        return Occupancy(*queues, self.rows.num_free, *self.pages.occupied, self.num_preemptions, self.num_forced)
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -147,7 +143,7 @@ class Scheduler:
         if self.pages.slots is not None:
             self.pages.slots.settle(self._busy_until)
         stages, running = self.config.stages, len(self.running)
-        most = most_sequences(stages, running + min(len(self.waiting), self.num_free_rows))
+        most = most_sequences(stages, running + min(len(self.waiting), self.rows.num_free))
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes(most_sequences(stages, running))
         room = StepRoom(self.blocks, prompt_tokens(self.config, decodes, chunks) if prefilling or self.waiting else 0)
         room.places = None if most is None else most - len(decodes) - len(chunks)
@@ -229,7 +225,7 @@ class Scheduler:
         self._in_flight.popleft()
         batch.inputs.drop_requests()
         self.pages.retire(batch.step)
-        self._free_ended_rows()
+        self.rows.retire(self._oldest_in_flight)
 
     def _accept(self, request: Request, token: int, row: int, accepted: list[Accepted]) -> None:
         """Append a token to a request's outputs and, with its row of logits, to `accepted`."""
@@ -258,7 +254,7 @@ class Scheduler:
                 f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
             )
         self._in_flight.pop()
-        self._free_ended_rows()
+        self.rows.retire(self._oldest_in_flight)
         batch.inputs.drop_requests()
         progress.take_back(batch)
         for chunk in batch.chunks:
@@ -307,7 +303,7 @@ class Scheduler:
         for batch in self._in_flight:
             batch.inputs.drop_requests()
         self._in_flight.clear()
-        self._free_ended_rows()
+        self.rows.retire(self._oldest_in_flight)
         self.pages.retire(self._next_step)
         self.pages.forget_all()  # those steps may not have written their pages
 
@@ -398,7 +394,7 @@ class Scheduler:
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
         """Admit waiting requests by rank, while device rows, pages and the step have room. Append the first prompt
         chunk of each to `chunks`. `room` is what is left of the step."""
-        while self.waiting and self._free_rows and not room.is_full and len(self.running) != self._most_running:
+        while self.waiting and self.rows.num_free and not room.is_full and len(self.running) != self._most_running:
             request = self.waiting[0]
             if self.config.stages > 1 and request.in_flight:
                 break  # it was preempted, and a token of it is in flight
@@ -417,7 +413,7 @@ class Scheduler:
                 break
             del self.waiting[0]
             insort(self.running, request, key=_rank)
-            request.status, request.row = Status.RUNNING, self._free_rows.pop()
+            request.status, request.row = Status.RUNNING, self.rows.take()
             self._tables.set_request(request.row, request)
             request.num_computed, request.cached.num_kept = start, found.count
             request.cached.branch = found.branch * self.pages.page_size
@@ -488,11 +484,9 @@ class Scheduler:
     def _busy_until(self) -> int | None:
         return self._in_flight[-1].step if self._in_flight else None
 
-    def _free_ended_rows(self) -> None:
-        """Free the device rows that no step in flight writes any more."""
-        oldest = self._in_flight[0].step if self._in_flight else self._next_step
-        while self._ending_rows and self._ending_rows[0][0] < oldest:
-            self._free_rows.append(self._ending_rows.popleft()[1])
+    @property
+    def _oldest_in_flight(self) -> int:
+        return self._in_flight[0].step if self._in_flight else self._next_step
 
     def _release(self, request: Request) -> None:
         """Free all that a running request holds on the device: its row in per-sequence tensors, its KV pages and its
@@ -503,11 +497,6 @@ class Scheduler:
             self.pages.exchange(request, others, self._busy_until)
         self.pages.release(request, self._busy_until, forget=failed)  # they may hold non-finite values
         self._tables.clear(request.row)
-        # Unlike pages, the row is free at once: its next sequence starts with explicit tokens and positions, in a step
-        # after those in flight. On pipeline stages, a later step begins before the endings of those write the row.
-        if self.config.stages > 1 and self._busy_until is not None:
-            self._ending_rows.append((self._busy_until, request.row))
-        else:
-            self._free_rows.append(request.row)
+        self.rows.release(request.row, self._busy_until)
         request.row, request.denoises, request.cached.num_kept = -1, False, 0
         steady_decode.leave(request)

@@ -49,7 +49,7 @@ def assert_idle(llm: LLM) -> None:
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     (pool,) = scheduler.pages.pools
     assert pool.num_free == pool.num_pages and pool.num_held == 0
-    assert scheduler.num_free_rows == scheduler.config.max_batch
+    assert scheduler.rows.num_free == scheduler.config.max_batch
     assert not llm._waiting and not engine._groups and not engine._by_request
 
 

@@ -113,7 +113,8 @@ def test_a_failing_executor_ends_all_requests_and_nothing_leaks(serve, fail_at):
 def test_an_engine_that_cannot_go_on_says_so(serve):
     served = serve()
     served.engine.add_request("a", [1], GREEDY)
-    served.scheduler._free_rows.clear()
+    while served.scheduler.rows.num_free:
+        served.scheduler.rows.take()
     with pytest.raises(InternalError, match="no step"):
         served.engine.step()
 

@@ -181,6 +181,6 @@ def test_reset_frees_everything():
     scheduler.schedule()
     scheduler.schedule()
     scheduler.reset()
-    assert scheduler.pages.pools[0].num_free == 6 and scheduler.num_free_rows == 4 and not scheduler.has_unfinished
+    assert scheduler.pages.pools[0].num_free == 6 and scheduler.rows.num_free == 4 and not scheduler.has_unfinished
     scheduler.add(request_of("a", 7))
     assert values(scheduler.schedule())["tokens"] == [1, 2, 3, 4, 5, 6, 7]

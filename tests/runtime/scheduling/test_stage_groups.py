@@ -95,7 +95,7 @@ def test_aborts_and_failures_leave_the_engine_usable(serve):
     served.engine.add_request("other", [8], LONG)
     with pytest.raises(RuntimeError, match="on fire"):
         served.step()
-    assert not served.engine.has_unfinished() and served.scheduler.num_free_rows == 6
+    assert not served.engine.has_unfinished() and served.scheduler.rows.num_free == 6
 
 
 def test_more_steps_than_stages_are_refused(serve):

@@ -29,7 +29,7 @@ def test_a_prompt_then_decodes_in_flight():
     (request,) = scheduler.running
     scheduler.retire(third, [52])
     assert request.output_ids == [50, 51, 52] and request.end.reason == "length"
-    assert scheduler.pages.pools[0].num_free == 64 and scheduler.num_free_rows == 4
+    assert scheduler.pages.pools[0].num_free == 64 and scheduler.rows.num_free == 4
 
 
 def test_a_known_token_is_fed_with_its_position():

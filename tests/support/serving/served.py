@@ -192,7 +192,7 @@ class Served:
             assert all(one.state_write >= 0 for one in scheduler.running) and len(slots) == self.slots.num_held
             assert all(self.slots._holders[slot] == count for slot, count in slots.items())
             assert all(slots[one.state_write] == 1 for one in scheduler.running)
-        rows = len(scheduler.running) + scheduler.num_free_rows + len(scheduler._ending_rows)
+        rows = len(scheduler.running) + scheduler.rows.num_free + scheduler.rows.num_ending
         assert rows == self.config.max_batch
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
@@ -228,7 +228,7 @@ class Served:
     def check_empty(self) -> None:
         assert all(pool.num_free == pool.capacity for pool in self.scheduler.pages.pools)
         assert self.slots is None or self.slots.num_free == self.slots.capacity
-        assert self.scheduler.num_free_rows == self.config.max_batch
+        assert self.scheduler.rows.num_free == self.config.max_batch
         assert not self.scheduler.requests and not self.scheduler.running and not self.scheduler.waiting
         assert self.device.most_tokens <= self.config.max_tokens and self.device.most_sequences <= self.config.max_batch
 
