@@ -26,8 +26,9 @@ _SUM = 0  # ncclRedOp_t
 _PEER_GONE = (2, 6)
 UNIQUE_ID_BYTES = 128
 
-# NCCL's variable for the interface at which ranks meet. "=" before the name: no other one that begins so.
-_INTERFACE = "NCCL_SOCKET_IFNAME"
+# NCCL's variable for the interface at which ranks meet. "=" before the name: no other one that begins so. Those of one
+# host meet at the loopback interface, which has this name on each Linux.
+_INTERFACE, _LOOPBACK_INTERFACE = "NCCL_SOCKET_IFNAME", "lo"
 # Multicast (NVLS) would add values in another order than that of the ranks.
 _MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 # SIOCGIFADDR, in linux/sockios.h: the IPv4 address of an interface, at byte 20 of struct ifreq (netdevice(7)).
@@ -148,7 +149,7 @@ def load_nccl(address: str = LOOPBACK) -> Nccl:
     """Return the NCCL that torch has loaded. Its ranks meet at an address of this host. Variables that the user has set
     stay. Raises BackendError if torch has no NCCL."""
     if _INTERFACE not in os.environ:  # NCCL reads them when the first communicator is made
-        os.environ[_INTERFACE] = f"={interface_of(address)}"
+        os.environ[_INTERFACE] = f"={_LOOPBACK_INTERFACE if address == LOOPBACK else interface_of(address)}"
     for name, value in _MULTICAST.items():
         os.environ.setdefault(name, value)
     try:

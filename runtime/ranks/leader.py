@@ -18,7 +18,7 @@ from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.loading.phases import Phases, Span
 from ingot.runtime.loading.room import Room
 from ingot.runtime.ranks.connecting import Connecting
-from ingot.runtime.ranks.host import Host, HostFacts
+from ingot.runtime.ranks.host import HostFacts
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.processes import RankProcesses
 from ingot.runtime.ranks.reports import RankState
@@ -92,11 +92,6 @@ class Leader:
         for other in self._processes.others:
             other.wait_until_joined()
         return [(len(other.host.ranks), other.facts) for other in self._processes.others]
-
-    @property
-    def hosts(self) -> Sequence[Host]:
-        """The hosts of the mesh, rank 0's first."""
-        return self._processes.hosts
 
     def free_memory(self) -> int:
         """Wait for the contexts of all other GPUs, and return the fewest bytes that are free on one. Raises

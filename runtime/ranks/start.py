@@ -53,8 +53,7 @@ def start_ranks(
     clock         measure how long the GPU of each pipeline stage computes
 
     Raises TargetError if the GPUs do not suffice or another host differs, ArtifactError if it lacks the artifact,
-    OptionError if a rank's part does not fit, and RankError for a fault
-    of another rank.
+    OptionError if a rank's part does not fit, and RankError for a fault of another rank.
     """
     device = this_machine(artifact.manifest).device
     here = world_size(mesh) if processes is None else len(processes.hosts[0].ranks)

@@ -23,7 +23,7 @@ from ingot.backends.nccl import communicator as communicator_module
 from ingot.backends.nccl import library as library_module
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.backends.nccl.emit import NcclBackend
-from ingot.backends.nccl.library import SIGNATURES, Nccl, UniqueId, load_nccl
+from ingot.backends.nccl.library import SIGNATURES, Nccl, UniqueId, interface_of, load_nccl
 from ingot.backends.nccl.load import collectives
 from ingot.backends.nccl.meeting import find, leave
 from ingot.ir.errors import BackendError, InternalError, RankError, TargetError
@@ -207,6 +207,7 @@ def test_nccl_meets_at_the_interface_of_an_address(monkeypatch: pytest.MonkeyPat
         load_nccl.cache_clear()
         load_nccl(address)
         assert (os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_NVLS_ENABLE"]) == (wanted, "0")
+    assert interface_of("127.0.0.1") == "lo"
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     load_nccl.cache_clear()
     with pytest.raises(BackendError, match=r"no network interface .* has the address 203\.0\.113\.1") as caught:

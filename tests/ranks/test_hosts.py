@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from drawn import drawn
+from killed_ranks import rank_0_killed
 from local_hosts import LocalHosts
 from run_seed import again, run_seed
 from silence import silence
@@ -163,13 +163,5 @@ def test_hosts_end_with_rank_0(artifact: Callable[[str, str], Path], tmp_path: P
     )
     command = [sys.executable, "-c", script, str(artifact("llama", "pp=2 tp=2"))]
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
-        assert child.stdout is not None
-        pids = [int(one) for one in child.stdout.readline().split()]
-        assert len(pids) == 4 and not any(map(is_gone, pids))
-        begin = time.monotonic()
-        child.kill()
-        while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids)):
-            time.sleep(0.02)
-        assert all(map(is_gone, pids))
+    with rank_0_killed(command, env, 4, SECONDS):
         assert not list(tmp_path.iterdir()), "no folder is left"

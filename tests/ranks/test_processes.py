@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import drawn
+from killed_ranks import rank_0_killed
 from run_seed import again, run_seed
 from thread_ranks import generated, is_gone, thread_engine
 
@@ -184,15 +184,7 @@ def test_ranks_end_with_rank_0(artifact: Callable[[str, str], Path], tmp_path: P
     )
     command = [sys.executable, "-c", script, str(artifact("llama", "pp=2 tp=2"))]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
-        assert child.stdout is not None
-        pids = [int(one) for one in child.stdout.readline().split()]
-        assert len(pids) == 3 and not any(map(is_gone, pids))
-        begin = time.monotonic()
-        child.kill()
-        while time.monotonic() - begin < SECONDS and not all(map(is_gone, pids)):
-            time.sleep(0.02)
-        assert all(map(is_gone, pids))
+    with rank_0_killed(command, env, 3, SECONDS):
         assert not list(tmp_path.iterdir()), "no folder is left"
 
 

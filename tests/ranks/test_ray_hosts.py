@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_ranks import rank_0_killed
 from thread_ranks import generated, is_gone, thread_engine
 
 from ingot import LLM, AsyncLLM, SamplingParams
@@ -74,7 +74,7 @@ def test_tokens_and_an_end(mesh: str, fault: str, artifact: Callable[[str, str],
     llm = LLM(artifact("llama", mesh), num_kv_pages=30, distributed_executor_backend="ray")
     leader: Any = llm.loaded.leader
     try:
-        assert reserved() == ["CREATED"] and len(leader.hosts) == 2
+        assert reserved() == ["CREATED"] and len(leader._processes.hosts) == 2
         (nodes,) = (one["bundles_to_node_id"] for one in placement_group_table().values() if one["state"] == "CREATED")
         assert nodes[0] == ray.get_runtime_context().get_node_id() != nodes[1], "rank 0's bundle is on its node"
         pids = list(leader.process_ids.values())
@@ -104,16 +104,8 @@ def test_rank_0_is_killed(artifact: Callable[[str, str], Path], cluster: Any) ->
     )
     command = [sys.executable, "-c", script, str(artifact("llama", "tp=2"))]
     env = {**os.environ, "RAY_ADDRESS": cluster.address}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
-        assert child.stdout is not None
-        pids = [int(one) for one in child.stdout.readline().split()]
-        assert len(pids) == 1 and not is_gone(pids[0]) and reserved() == ["CREATED"]
-        begin = time.monotonic()
-        child.kill()
-        while not is_gone(pids[0]) and time.monotonic() - begin < SECONDS:
-            time.sleep(0.02)
-        print(f"rank 0 was killed: the other rank ended after {time.monotonic() - begin:.2f} s")
-    check_nothing_is_left(pids)
+    with rank_0_killed(command, env, 1, SECONDS, lambda: reserved() == ["CREATED"]) as pids:
+        check_nothing_is_left(pids)
 
 
 def test_a_cluster_that_is_too_small(artifact: Callable[[str, str], Path], cluster: Any) -> None:
