@@ -26,6 +26,7 @@ from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 
+from ingot.backends.triton.lower.experts.fragments import blocks_of
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import ranges_of
 from ingot.backends.triton.tune import device
@@ -163,7 +164,8 @@ def problems(machine: Machine, case: Case) -> list[ExpertsProblem]:
     found = [ExpertsProblem.of(choice) for choice in schedule.choices if choice.kernel == EXPERTS]
     if block is None:
         bounds, alone = bucket_of(case.tokens).tokens, any(problem.block == 1 for problem in found)
-        ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32", alone=alone)
+        few = blocks_of(mixture.formats, DTYPES[mixture.dtype], machine.sm)
+        ranges = ranges_of(*bounds, mixture.experts, mixture.top_k, mixture.dtype == "f32", alone=alone, few=few)
         block = next(part.block for part in ranges if case.tokens <= part.most)
     return [problem for problem in found if problem.block == block]
 
@@ -172,7 +174,7 @@ def main() -> None:
     parser = kernel_parser(__doc__ or "", 300.0, shapes=(ALL, *MODELS))
     parser.add_argument("--tokens", default=TOKENS, help="tokens of steps, separated by commas")
     parser.add_argument("--routings", default=",".join(ROUTINGS), help="routings, separated by commas")
-    parser.add_argument("--block", type=int, choices=(1, 16, 32, 64, 128), help="choices of a block")
+    parser.add_argument("--block", type=int, choices=(1, 8, 16, 32, 64, 128), help="choices of a block")
     parser.add_argument("--format", default=PLAIN, help="the storage format of the weights")
     parser.add_argument("--sweep", action="store_true", help="search tile sizes first")
     options = parser.parse_args()

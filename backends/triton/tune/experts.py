@@ -15,6 +15,7 @@ import torch
 
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.experts import lower_experts
+from ingot.backends.triton.lower.experts.fragments import blocks_of, fragment_tiles, reads_fragments
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
@@ -216,16 +217,17 @@ def mixture_of(problem: ExpertsProblem) -> Mixture:
     return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype, formats=formats)
 
 
-def tokens_of(problem: ExpertsProblem) -> int:
+def tokens_of(problem: ExpertsProblem, sm: int) -> int:
     """Return the tokens of the step in which a matmul is timed: the middle of the steps that compute it.
 
-    Choices are computed alone most often in steps of one token.
+    Choices are computed alone most often in steps of one token. `sm` is the compute capability.
     Raises RuntimeError if no step of a bucket class does.
     """
+    few = blocks_of(mixture_of(problem).formats, DTYPES[problem.dtype], sm)
     found = [
         part
         for most in (1, 16, 32, GPU_FEW_TOKENS, _MOST_TOKENS)
-        for part in ranges_of(*bucket_of(most).tokens, problem.experts, problem.top_k, problem.dtype == "f32")
+        for part in ranges_of(*bucket_of(most).tokens, problem.experts, problem.top_k, problem.dtype == "f32", few=few)
         if part.block == problem.block
     ]
     if not found:
@@ -245,7 +247,7 @@ class ExpertsBench:
 
         Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
         """
-        mixture, tokens = mixture_of(problem), tokens_of(problem)
+        mixture, tokens = mixture_of(problem), tokens_of(problem, machine.sm)
         call = Launcher(*make_schedule(machine, mixture, tokens, {problem: tiles}), {"T": tokens})
         inputs = _calls(mixture, tokens)
         call(inputs[-1])
@@ -266,14 +268,14 @@ def _calls(mixture: Mixture, tokens: int) -> list[list[torch.Tensor]]:
 
 def compile_all(machine: Machine, problem: ExpertsProblem, tiles: AnyTiles) -> None:
     """Compile the kernels with these tile sizes into Triton's cache on disk, without using the GPU."""
-    tokens = tokens_of(problem)
+    tokens = tokens_of(problem, machine.sm)
     compile_launches(make_schedule(machine, mixture_of(problem), tokens, {problem: tiles})[0], {"T": tokens})
 
 
 def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
     """Return the tile sizes of a matmul that was not tuned."""
     if problem.packing != PLAIN:
-        schedule, _ = make_schedule(machine, mixture_of(problem), tokens_of(problem))
+        schedule, _ = make_schedule(machine, mixture_of(problem), tokens_of(problem, machine.sm))
         made = (one for one in schedule.choices if one.kernel == EXPERTS)
         return next(problem.tiles_kind(**one.tiles) for one in made if ExpertsProblem.of(one) == problem)
     itemsize = DTYPES[problem.dtype].itemsize
@@ -285,7 +287,9 @@ def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
 
 def candidates(problem: ExpertsProblem, machine: Machine) -> list[AnyTiles]:
     """Return the tile sizes to time for a matmul: those of a compile, and others that fit."""
-    if problem.block > 1:
+    if reads_fragments(problem.packing, DTYPES[problem.dtype], machine.sm, problem.block) and problem.block > 1:
+        found = _fragment_candidates(problem)
+    elif problem.block > 1:
         found = _group_candidates(problem, machine)
     else:
         found = _row_candidates(problem) if problem.packing == PLAIN else _quantized_row_candidates(problem)
@@ -309,6 +313,14 @@ def _quantized_row_candidates(problem: ExpertsProblem) -> Iterator[AnyTiles]:
         # Programs of down hold their rows, whatever `held` says.
         if held <= 2 * rows and (problem.gated or (held == 4 and rows < 32)):
             yield QuantMatvecTiles(rows, block_k, warps, held)
+
+
+def _fragment_candidates(problem: ExpertsProblem) -> Iterator[AnyTiles]:
+    """Yield tile sizes for `quant_experts_up_fragments` and down, whose warps have two tiles of 16 rows."""
+    known = fragment_tiles(problem.gated, problem.block)
+    rows = 16 if problem.gated else 32
+    for tiles, ways in itertools.product((1, 2, 4), (1, 2, 4)):
+        yield replace(known, block_n=rows * tiles, warps=tiles * ways)
 
 
 def _group_candidates(problem: ExpertsProblem, machine: Machine) -> Iterator[AnyTiles]:

@@ -1,7 +1,8 @@
 """Tuning experts: what is tried fits, and what is timed computes the op `experts`, by Triton's interpreter."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
@@ -45,12 +46,19 @@ def choice_of(problem: ExpertsProblem, tiles: experts.AnyTiles) -> Choice:
 
 
 @pytest.mark.parametrize("depth", [32, 96, 160, 2880])
-@pytest.mark.parametrize("block", [16, 64, 128])
+@pytest.mark.parametrize("block", [32, 64, 128])
 def test_tiles_of_every_depth_are_powers_of_two(depth: int, block: int) -> None:
     problem = ExpertsProblem(8, 2, 96, depth, gated=True, block=block, dtype="bf16", packing="mxfp4")
     tiles = experts.known(problem, H200)
     assert isinstance(tiles, GroupTiles) and tiles.block_k.bit_count() == 1 and tiles.block_k <= max(32, depth)
     check_tiles([choice_of(problem, tiles)])
+
+
+def rows_of(constants: Mapping[str, Any], problem: ExpertsProblem) -> int:
+    """The results that a program of a kernel for quantized weights computes."""
+    if "TILES" in constants:
+        return int(constants["TILES"]) * (16 if problem.gated else 32)
+    return int(constants["ROWS" if problem.block == 1 else "BLOCK_N"])
 
 
 @pytest.mark.parametrize("problem", QUANTIZED, ids=str)
@@ -62,11 +70,12 @@ def test_candidates_of_quantized_weights(problem: ExpertsProblem) -> None:
         check_tiles([choice])
         assert ExpertsProblem.of(choice) == problem and isinstance(tiles, problem.tiles_kind)
     last = found[-1]
-    schedule, _ = experts.make_schedule(H200, experts.mixture_of(problem), experts.tokens_of(problem), {problem: last})
+    schedule, _ = experts.make_schedule(
+        H200, experts.mixture_of(problem), experts.tokens_of(problem, H200.sm), {problem: last}
+    )
     name = "quant_experts_up" if problem.gated else "quant_experts_down"
-    size = "ROWS" if problem.block == 1 else "BLOCK_N"
     runs = [
-        launch.constants[size]
+        rows_of(launch.constants, problem)
         for launch in schedule.launches
         if launch.kernel.fn.__name__.startswith(name) and launch.constants.get("TOKENS", 1) == problem.block
     ]
@@ -86,7 +95,9 @@ def test_candidates_are_tiles_that_fit(problem: ExpertsProblem) -> None:
             rows = tiles.block_n * (2 if problem.gated else 1) + problem.block
             assert tiles.stages * rows * tiles.block_k * 2 <= shared_memory(90)
     last = found[-1]
-    schedule, _ = experts.make_schedule(H200, experts.mixture_of(problem), experts.tokens_of(problem), {problem: last})
+    schedule, _ = experts.make_schedule(
+        H200, experts.mixture_of(problem), experts.tokens_of(problem, H200.sm), {problem: last}
+    )
     name = "experts_up" if problem.gated else "experts_down"
     runs = [
         (launch.constants["BLOCK_N"], launch.constants["BLOCK_K"])
@@ -97,7 +108,7 @@ def test_candidates_are_tiles_that_fit(problem: ExpertsProblem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "reason"), [(2, "block 2"), (8, "block 8"), (48, "block 48"), (0, "block is 0"), (True, "block is True")]
+    ("block", "reason"), [(2, "block 2"), (4, "block 4"), (48, "block 48"), (0, "block is 0"), (True, "block is True")]
 )
 def test_blocks_that_no_kernel_has(block: int, reason: str) -> None:
     choice = choice_of(PROBLEMS[1], GroupTiles(64, 64, 4, 3))
@@ -124,6 +135,21 @@ def test_ranges_cover_all_steps(
     least: int, most: int, sizes: tuple[int, int], f32: bool, expected: list[tuple[int, int, int]]
 ) -> None:
     assert [(one.least, one.most, one.block) for one in ranges_of(least, most, *sizes, f32)] == expected
+
+
+def test_ranges_with_kernels_for_few_choices() -> None:
+    few = ((4, 8), (12, 16))
+    found = [
+        [(one.least, one.most, one.block) for one in ranges_of(least, most, 32, 4, False, few=few)]
+        for least, most in ((2, 16), (17, 32), (33, 64), (65, 8192), (90, 100))
+    ]
+    assert found == [
+        [(2, 2, 1), (3, 16, 8)],
+        [(17, 32, 8)],
+        [(33, 64, 16)],
+        [(65, 96, 16), (97, 192, 32), (193, 768, 64), (769, 8192, 128)],
+        [(90, 96, 16), (97, 100, 32)],
+    ]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ingot.backends.triton.kernels.experts.groups import find_block
 from ingot.backends.triton.kernels.experts.parts import joined
 from ingot.backends.triton.kernels.experts.tile import place_of
+from ingot.backends.triton.kernels.quant.columns import place_in_row, row_size
 from ingot.backends.triton.kernels.quant.tile import of_split, scaled_sums
 
 
@@ -89,10 +90,8 @@ def quant_experts_up_tile(
             gate += tl.load(own_bias).to(tl.float32)[:, None]
             up += tl.load(own_bias + F).to(tl.float32)[:, None]
         value = joined(gate, up, ACTIVATION, LIMIT, ALPHA)
-        place = n
-        if CHUNK > 0:
-            place = n // CHUNK * CHUNK + n % 4 * (CHUNK // 4) + n % CHUNK // 4
-        at = hidden + (begin + t).to(tl.int64)[None, :] * F + place[:, None]
+        place = place_in_row(n, CHUNK)
+        at = hidden + (begin + t).to(tl.int64)[None, :] * row_size(F, CHUNK) + place[:, None]
         tl.store(at, value.to(hidden.dtype.element_ty), mask=(n < F)[:, None] & (t < size)[None, :])
 
 

@@ -109,14 +109,21 @@ def factors_of(scales, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
 
     These are scales times 2**-ELEMENTS.fold, and also times the power of two of `_moved_by`.
     """
-    ADDED: tl.constexpr = _moved_by(ELEMENTS.assembly, DTYPE) - ELEMENTS.fold
     if ELEMENTS.scale_kind == "e8m0" and tl.bfloat16 == DTYPE:
-        exponent = scales.to(tl.int16) + ADDED
-        if ADDED < 0:
-            exponent = tl.maximum(exponent, 1)  # from here on, factors would be subnormal
-        return tl.where(exponent < 255, exponent << 7, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return factor_bits(scales.to(tl.int16), ELEMENTS).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
+        ADDED: tl.constexpr = _moved_by(ELEMENTS.assembly, DTYPE) - ELEMENTS.fold
         return (scale_value(scales, ELEMENTS) * (2.0**ADDED)).to(DTYPE)
+
+
+@triton.jit
+def factor_bits(scales, ELEMENTS: tl.constexpr):
+    """Return the bits of `factors_of` scales of the kind "e8m0" in bf16. `scales` are integers of at least 16 bits."""
+    ADDED: tl.constexpr = _moved_by(ELEMENTS.assembly, tl.bfloat16) - ELEMENTS.fold
+    exponent = scales + ADDED
+    if ADDED < 0:
+        exponent = tl.maximum(exponent, 1)  # from here on, factors would be subnormal
+    return tl.where(exponent < 255, exponent << 7, 0x7FC0)
 
 
 @triton.constexpr_function

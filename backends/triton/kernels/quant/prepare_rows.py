@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.linear.parts import gated, scaled
+from ingot.backends.triton.kernels.quant.columns import place_in_row, row_size
 from ingot.backends.triton.kernels.quant.rounding import magnitude, nearest, scale_of
 
 
@@ -39,8 +40,7 @@ def prepare_rows(
     - ROUNDED: divided by a scale and rounded to an element type, as the format of a weight says. `scales` receives the
       scales f32 [groups, TOKENS], or f32 [groups, rows] if TOKENS is 0, or f32 [rows, groups] with BY_ROW. A stored
       scale is read from `stored` f32[1], and written only with BY_ROW.
-    - CHUNK: reordered, if not 0. Column 4 j + i of each CHUNK columns is written to place i * CHUNK / 4 + j, the order
-      in which `quant_tile` reads four-bit elements.
+    - CHUNK: reordered, if not 0, as kernels for four-bit elements read columns (`columns.py`)
 
     Grid: rows, cdiv(WIDTH, BLOCK). A block is a whole row if there is a norm, or a scale for all columns.
     """
@@ -84,7 +84,8 @@ def prepare_rows(
                 tl.store(scales + row * ALL + nth, scale, mask=nth < ALL)
             else:
                 tl.store(scales + nth * (TOKENS if TOKENS > 0 else rows) + row, scale, mask=nth < ALL)
-    place = column
-    if CHUNK > 0:
-        place = column // CHUNK * CHUNK + column % 4 * (CHUNK // 4) + column % CHUNK // 4
-    tl.store(result + row * WIDTH + place, value.to(result.dtype.element_ty), mask=inside)
+    tl.store(
+        result + row * row_size(WIDTH, CHUNK) + place_in_row(column, CHUNK),
+        value.to(result.dtype.element_ty),
+        mask=inside,
+    )

@@ -77,6 +77,11 @@ class Experts:
         return self.x.type.dtype
 
     @property
+    def packings(self) -> list[str]:
+        """Return the formats in which the two weights are stored."""
+        return [self.quantized[name].weight.packing if name in self.quantized else PLAIN for name in WEIGHTS]
+
+    @property
     def alone(self) -> bool:
         """Return whether there are kernels for choices one by one."""
         return all(one.alone for one in self.quantized.values())

@@ -6,6 +6,7 @@ own. Those for other ranges have empty grids, which are not launched.
 """
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +14,22 @@ import torch
 from ingot.backends.triton.kernels.experts.groups import add_choices, group_choices
 from ingot.backends.triton.kernels.experts.matvec import experts_down_rows, experts_up_rows
 from ingot.backends.triton.kernels.experts.tile import experts_down_tile, experts_up_tile
+from ingot.backends.triton.kernels.quant.columns import row_size
 from ingot.backends.triton.launches import Expr, cdiv, greatest, least, minus, plus, times
 from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.experts.blocks import Blocks
 from ingot.backends.triton.lower.experts.call import Experts, read_experts
+from ingot.backends.triton.lower.experts.fragments import blocks_of
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts.quant import Blocks, down_alone, down_blocks, prepared_x, up_alone, up_blocks
+from ingot.backends.triton.lower.experts.quant import (
+    down_alone,
+    down_blocks,
+    hidden_chunk,
+    prepared_x,
+    up_alone,
+    up_blocks,
+    x_chunk,
+)
 from ingot.backends.triton.lower.experts.tiles import (
     GroupTiles,
     Range,
@@ -30,7 +42,7 @@ from ingot.backends.triton.lower.experts.tiles import (
 )
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import block_of
-from ingot.backends.triton.lower.sizes import power_of_two
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
@@ -51,14 +63,17 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
     low, high = _rows_in(one.rows, schedule)
     result = schedule.output(call.results[0])
     hidden = schedule.scratch(one.dtype, (one.choices, one.ffn))
+    few = blocks_of(one.packings, one.dtype, schedule.sm)
     if schedule.bucket.batch_invariant:
         # Steps of all sizes run the same machine code, so the bits of a row are the same in all of them.
         ranges = [Range(low, high, invariant_block(one.dtype.itemsize))]
     elif block is not None:
         call.want(block > 1 or one.alone, "no kernel for choices one by one in a format of the weights")
+        call.want(block in (1, *(size for _, size in few)) or block >= LEAST, f"no kernel for blocks of {block}")
         ranges = [Range(low, high, block)]
     else:
-        ranges = ranges_of(low, high, one.experts, one.top_k, one.dtype is torch.float32, alone=one.alone)
+        f32 = one.dtype is torch.float32
+        ranges = ranges_of(low, high, one.experts, one.top_k, f32, alone=one.alone, few=few)
     for part in ranges:
         if part.block == 1:
             _alone(one, schedule, _share(one.rows, part, low, high), hidden, result)
@@ -67,12 +82,22 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
         all_grouped = _share(one.rows, Range(grouped[0].least, grouped[-1].most, 0), low, high)
         order, counts = _group(one, schedule, all_grouped, high)
         made = schedule.scratch(one.dtype, (one.choices, one.hidden))
-        x = prepared_x(one, schedule, all_grouped)
-        for part in grouped:
-            here = _share(one.rows, part, low, high)
-            _in_blocks(one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, hidden, made)
+        for (_, chunk), same in groupby(grouped, lambda part: _orders(one, schedule.sm, part.block)):
+            parts = list(same)
+            size = row_size(one.ffn, chunk)
+            own = hidden if size == one.ffn else schedule.scratch(one.dtype, (one.choices, size))
+            here = _share(one.rows, Range(parts[0].least, parts[-1].most, 0), low, high)
+            x = prepared_x(one, schedule, here, parts[0].block)
+            for part in parts:
+                here = _share(one.rows, part, low, high)
+                _in_blocks(one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, own, made)
         _add(one, schedule, all_grouped, made, result)
     return (result,)
+
+
+def _orders(one: Experts, sm: int, block: int) -> tuple[int, int]:
+    """Return the orders of columns of x, and of the results of gate and up, with blocks of `block` choices."""
+    return x_chunk(one, sm, block), hidden_chunk(one, sm, block)
 
 
 def _rows_in(rows: Expr, schedule: Schedule) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class ExpertsProblem:
         Raises TypeError or ValueError if the entry does not describe a matmul of experts.
         """
         problem = read_problem(ExpertsProblem, choice)
-        if problem.dtype not in DTYPES or problem.block & (problem.block - 1) or 1 < problem.block < 16:
+        if problem.dtype not in DTYPES or problem.block & (problem.block - 1) or 1 < problem.block < 8:
             raise ValueError(f"block {problem.block}, dtype '{problem.dtype}'")
         return problem
 

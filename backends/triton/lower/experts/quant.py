@@ -1,33 +1,28 @@
 """Launches of the matmuls of experts with quantized weights: choices one by one, and in blocks of one expert."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ingot.backends.triton.kernels.experts.quant_rows import quant_experts_down_rows, quant_experts_up_rows
 from ingot.backends.triton.kernels.experts.quant_tile import quant_experts_down_tile, quant_experts_up_tile
+from ingot.backends.triton.kernels.quant.columns import FRAGMENTS
 from ingot.backends.triton.launches import Expr, cdiv, times
+from ingot.backends.triton.lower.experts.blocks import Blocks
 from ingot.backends.triton.lower.experts.call import Experts, QuantizedExperts
+from ingot.backends.triton.lower.experts.fragments import (
+    down_fragments,
+    fitting,
+    fragment_tiles,
+    reads_fragments,
+    up_fragments,
+)
 from ingot.backends.triton.lower.experts.problem import EXPERTS
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, quant_group_tiles
+from ingot.backends.triton.lower.quant.form import StoredForm
 from ingot.backends.triton.lower.quant.matvec import one_token_elements
 from ingot.backends.triton.lower.quant.prepared_rows import KERNEL_DTYPES, GivenRows, needs_preparing, prepared_rows
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles, chunk_of, expert_row_tiles
 from ingot.backends.triton.schedule import Schedule, Value
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of choices of a step: their grouping, the constants that kernels take, and how many there are."""
-
-    choices: int
-    order: Value
-    counts: Value
-    count: Expr
-    constants: dict[str, Any]
-
-    @property
-    def arguments(self) -> dict[str, Value | Expr]:
-        return {"order": self.order, "counts": self.counts, "blocks": self.count}
 
 
 def _row_tiles(one: Experts, quantized: QuantizedExperts, schedule: Schedule, *, gated: bool) -> QuantMatvecTiles:
@@ -110,15 +105,25 @@ def down_alone(
     )
 
 
-def hidden_chunk(one: Experts) -> int:
-    """Return the columns of a chunk of four-bit elements in whose order blocks of gate and up write their results.
+def _of_block(one: Experts, name: str, sm: int, block: int) -> StoredForm | None:
+    """Return how blocks of `block` choices read a weight and its x. None if the weight is plain."""
+    if (quantized := one.quantized.get(name)) is None:
+        return None
+    form = quantized.form
+    if reads_fragments(quantized.weight.packing, one.dtype, sm, block):
+        return replace(form, elements=replace(form.elements, chunk=FRAGMENTS.value))
+    return form
+
+
+def hidden_chunk(one: Experts, sm: int, block: int) -> int:
+    """Return the order (CHUNK in `kernels/quant/columns.py`) in which blocks of gate and up write their results.
 
     It is 0 if down reads the columns in their order, or after a launch that rounds them.
     """
-    up, down = one.quantized.get("gate_up"), one.quantized.get("down")
-    if up is None or down is None or down.form.rounded.element != "none":
+    up, down = one.quantized.get("gate_up"), _of_block(one, "down", sm, block)
+    if up is None or down is None or down.rounded.element != "none":
         return 0
-    return down.form.elements.chunk
+    return down.elements.chunk
 
 
 def _group_tiles(
@@ -131,6 +136,12 @@ def _group_tiles(
     chosen = schedule.choose(EXPERTS, problem.fields(), GroupTiles, lambda: (known, "heuristic"))
     # A block has whole parts, because a scale multiplies the sum over a part.
     return replace(chosen, block_k=max(1, chosen.block_k // form.block_k) * form.block_k)
+
+
+def _fragment_tiles(one: Experts, schedule: Schedule, block: int, *, gated: bool) -> GroupTiles:
+    problem, known = one.problem(gated, block), fragment_tiles(gated, block)
+    chosen = schedule.choose(EXPERTS, problem.fields(), GroupTiles, lambda: (known, "heuristic"))
+    return fitting(chosen, gated)
 
 
 def _tiles(quantized: QuantizedExperts, chosen: GroupTiles, depth: int) -> dict[str, Any]:
@@ -146,12 +157,18 @@ def _tiles(quantized: QuantizedExperts, chosen: GroupTiles, depth: int) -> dict[
     }
 
 
-def prepared_x(one: Experts, schedule: Schedule, here: Expr) -> tuple[Value, Value | None]:
+def x_chunk(one: Experts, sm: int, block: int) -> int:
+    """Return the order (CHUNK in `kernels/quant/columns.py`) in which blocks of `block` choices read x."""
+    form = _of_block(one, "gate_up", sm, block)
+    return form.elements.chunk if form else 0
+
+
+def prepared_x(one: Experts, schedule: Schedule, here: Expr, block: int) -> tuple[Value, Value | None]:
     """Return x as blocks of gate and up read it, and its scales. `here` is 1 for the steps that need it, else 0."""
-    quantized = one.quantized.get("gate_up")
-    if quantized is None or not needs_preparing(quantized.form):
+    form = _of_block(one, "gate_up", schedule.sm, block)
+    if form is None or not needs_preparing(form):
         return one.x, None
-    return prepared_rows(GivenRows(one.x, one.rows, one.hidden), quantized.form, schedule, None, here)
+    return prepared_rows(GivenRows(one.x, one.rows, one.hidden), form, schedule, None, here)
 
 
 def up_blocks(
@@ -164,6 +181,12 @@ def up_blocks(
     hidden: Value,
 ) -> None:
     """Add the launch of gate and up for blocks of choices. `x` is `prepared_x`; `here` is 1 for its steps, else 0."""
+    if reads_fragments(quantized.weight.packing, one.dtype, schedule.sm, blocks.choices):
+        chosen = _fragment_tiles(one, schedule, blocks.choices, gated=True)
+        up_fragments(
+            one, quantized, schedule, here, blocks, x[0], hidden, hidden_chunk(one, schedule.sm, blocks.choices), chosen
+        )
+        return
     chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=True)
     schedule.launch(
         quant_experts_up_tile,
@@ -185,7 +208,7 @@ def up_blocks(
             **one.activation(),
             **blocks.constants,
             **_tiles(quantized, chosen, one.hidden),
-            "CHUNK": hidden_chunk(one),
+            "CHUNK": hidden_chunk(one, schedule.sm, blocks.choices),
         },
         warps=chosen.warps,
         stages=chosen.stages,
@@ -203,10 +226,16 @@ def down_blocks(
     made: Value,
 ) -> None:
     """Add the launches of down for blocks of choices. `here` is 1 for the steps that they are for, else 0."""
-    chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=False)
+    form = _of_block(one, "down", schedule.sm, blocks.choices)
+    assert form is not None
     rows: tuple[Value, Value | None] = hidden, None
-    if needs_preparing(quantized.form) and not hidden_chunk(one):
-        rows = prepared_rows(GivenRows(hidden, one.choices, one.ffn), quantized.form, schedule, None, here)
+    if needs_preparing(form) and not hidden_chunk(one, schedule.sm, blocks.choices):
+        rows = prepared_rows(GivenRows(hidden, one.choices, one.ffn), form, schedule, None, here)
+    if reads_fragments(quantized.weight.packing, one.dtype, schedule.sm, blocks.choices):
+        chosen = _fragment_tiles(one, schedule, blocks.choices, gated=False)
+        down_fragments(one, quantized, schedule, here, blocks, rows[0], made, chosen)
+        return
+    chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=False)
     schedule.launch(
         quant_experts_down_tile,
         (times(times(here, blocks.count), -(-one.hidden // chosen.block_n)),),

@@ -4,6 +4,7 @@ Those of the table `_FOLDED` were measured on a GPU. The others are estimated fr
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,18 +79,28 @@ class Range:
     block: int
 
 
-def ranges_of(least: int, most: int, experts: int, top_k: int, f32: bool, *, alone: bool = True) -> list[Range]:
+def ranges_of(
+    least: int,
+    most: int,
+    experts: int,
+    top_k: int,
+    f32: bool,
+    *,
+    alone: bool = True,
+    few: Sequence[tuple[int, int]] = (),
+) -> list[Range]:
     """Return how steps of `least` to `most` tokens take their choices, by ranges of tokens that cover them in order.
 
-    `alone` says whether there are kernels for choices one by one.
+    `alone` says whether there are kernels for choices one by one. `few` are choices of a block for which there are
+    kernels of their own, by the most choices that an expert has on average.
     """
     counts = (count for count in range(1, _MOST_ALONE + 1) if count == 1 or _different(count, experts, top_k))
     last = max(counts) if alone else 0
-    ends = [(last, 1)]
+    blocks = [*few, *(_BLOCKS if most > GPU_FEW_TOKENS else ())]
+    ends = [(last, 1), *((max(last, mean * experts // top_k), block) for mean, block in blocks)]
     if most <= GPU_FEW_TOKENS:
         ends.append((most, 16 if most <= 16 else 32))
     else:
-        ends += [(max(last, mean * experts // top_k), block) for mean, block in _BLOCKS]
         ends.append((most, _LARGEST_BLOCK))
     found: list[Range] = []
     begin = least

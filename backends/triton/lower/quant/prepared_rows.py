@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from ingot.backends.triton.kernels.quant.columns import row_size
 from ingot.backends.triton.kernels.quant.constants import Rounded
 from ingot.backends.triton.kernels.quant.prepare_rows import prepare_rows
 from ingot.backends.triton.launches import Expr, times
@@ -65,7 +66,7 @@ def prepared_rows(
     if given.norm is None and given.order is None and not needs_preparing(form):
         return given.x, None
     block = _columns_of_block(given, rounded)
-    result = schedule.scratch(form.codes, (rows, depth))
+    result = schedule.scratch(form.codes, (rows, row_size(depth, form.elements.chunk)))
     scales = None
     if rounded.element != "none" and not rounded.stored:
         scales = schedule.scratch(
