@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from resign import edit_json
-from sm_90 import kernels_artifact
+from sm_90 import kernels_artifact, unplug
 
 import ingot.backends.triton.lower
 import ingot.debug.step_time.device
+from ingot import compile_model
 from ingot.cli.main import DONE, INGOT, run
 from ingot.debug.explain import explain
 from ingot.debug.explained import StepShape
@@ -309,7 +310,7 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     clock = StepClock.of(open_artifact(for_gpu), measure=False)
     assert clock is not None
     at = next(place for place, call in enumerate(calls) if call.time is not None and call.time.kind == "products")
-    launches = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    launches = clock.kernels[str(clock.stages[0].plans["main"].buckets[1].instructions[at].calls)]
     names = [launch.entry for launch in launches]
     assert len(names) == 2 and names[1] == "linear_tile"
     tile, product = H200_TIMES.of("linear_tile"), calls[at]
@@ -318,16 +319,35 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     assert product.time is not None and product.time.predicted == pytest.approx(begun + carried, rel=1e-6)
 
 
+@pytest.mark.slow  # it compiles for a GPU
+@kernels
+def test_stages_are_predicted_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[[str], Path]
+) -> None:
+    unplug(monkeypatch)
+    monkeypatch.setattr(ingot.debug.step_time.device, "find_gpu", no_gpu)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    limits: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 2, "max_tokens": 2}
+    compile_model(checkpoint("llama-plain"), tmp_path / "two.ingot", mesh={"pp": 2}, **limits)
+    (bucket,) = explain(tmp_path / "two.ingot", RequestedStep(tokens=2, context=40)).buckets
+    assert bucket.time is not None and bucket.mesh is None
+    runs = [call.time for call in bucket.calls if call.time is not None]
+    assert len(runs) == sum(not call.region for call in bucket.calls), "calls of both stages"
+    between = next(one for one in bucket.time.kinds if one.kind == "gaps")
+    assert bucket.time.predicted == pytest.approx(sum(one.predicted for one in runs) + between.predicted)
+
+
 @kernels
 def test_rows_of_padding_are_computed_and_have_no_cache(for_gpu: Path) -> None:
     artifact = open_artifact(for_gpu)
     clock = StepClock.of(artifact, measure=False)
     assert clock is not None
     program = list(parse_programs(artifact.read_text("program.ir")))[1]
-    plan = clock.plans.plans["main"].buckets[1]
+    plan = clock.stages[0].plans["main"].buckets[1]
     one, two = (step_sizes(StepShape(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
-    found = works(program, plan, Shape(one, two, 40, SMALL), {}, clock.kernels)
-    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40, SMALL), {}, clock.kernels) for sizes in (one, two))
+    found = works(program, [plan], Shape(one, two, 40, SMALL), {}, clock.kernels)
+    shapes = (Shape(sizes, sizes, 40, SMALL) for sizes in (one, two))
+    smaller, larger = (works(program, [plan], shape, {}, clock.kernels) for shape in shapes)
     assert [work.least for work in found] == [work.least for work in smaller]
     for work, small, large in zip(found, smaller, larger, strict=True):
         assert work.done == (small.done if work.kind == "attention" else large.done)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.backends.triton.launches import Launch
-from ingot.cli.views.plan import read_plans
 from ingot.debug.explained import BucketCosts, Call
 from ingot.debug.requested_step import limits_of, step_sizes
 from ingot.debug.step_time.device import Device, device_of
@@ -19,19 +18,22 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
 from ingot.runtime.loading.artifact import Artifact
+from ingot.runtime.loading.plan_file import read_plan_file
 
 
 @dataclass(frozen=True)
 class StepClock:
     """Predicts how long an artifact's steps take on its GPU. With `measure`, it also measures them.
 
-    Only steps of the entry `main` are measured. `kernels` maps ids of executables to their kernel launches, as recorded
-    in the artifact. `trace` is a file to write a profiler trace of the measured steps to.
+    Only steps of the entry `main` are measured. `stages` are the plans of each pipeline stage; one without stages.
+    Stages run one after another, so the predicted time of a step is that of all calls. `kernels` maps ids of
+    executables to their kernel launches, as recorded in the artifact. `trace` is a file to write a profiler trace of
+    the measured steps to.
     """
 
     folder: Path
     device: Device
-    plans: Plans
+    stages: tuple[Plans, ...]
     kernels: Mapping[str, tuple[Launch, ...]]
     page_size: int
     measure: bool
@@ -51,12 +53,13 @@ class StepClock:
                 raise OptionError(
                     f"the artifact is for {target}",
                     where="--measure",
-                    expected="an artifact for a GPU; for a CPU, the golden run has the times",
+                    expected="an artifact for a GPU, or for a mesh; for one CPU, the golden run has the times",
                 )
             return None
-        plans = read_plans(artifact)
-        kernels = compiled_launches(artifact, target, list(plans.executables.values()))
-        return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
+        stages = tuple(read_plan_file(artifact).positions.values())
+        executables = {key: one for plans in stages for key, one in plans.executables.items()}
+        kernels = compiled_launches(artifact, target, list(executables.values()))
+        return StepClock(artifact.folder, device, stages, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
         """Return a copy of `costs` with the times of the step and of each call.
@@ -64,12 +67,15 @@ class StepClock:
         `choices` maps the names of nodes and regions to the tile sizes of their kernels. Raises TargetError if the step
         must be measured but cannot run on this machine.
         """
-        plan, bucket = self._plan(costs)
+        found_plans = self._plans(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
-        served = served_size(plan, bucket, costs.step, self.device.gpu)
-        computed = served or computed_size(plan, bucket, costs.step)
+        # Stages capture the sizes that all of them can capture.
+        graphs = [served_size(plan, bucket, costs.step, self.device.gpu) for plan, bucket in found_plans]
+        served = None if None in graphs else graphs[0]
+        computed = served or computed_size(*found_plans[0], costs.step)
         run = {**sizes, "T": computed.T, "B": computed.B, "L": computed.L}
-        found = works(program, bucket, Shape(sizes, run, costs.step.context, self.device.gpu), choices, self.kernels)
+        shape = Shape(sizes, run, costs.step.context, self.device.gpu)
+        found = works(program, [bucket for _, bucket in found_plans], shape, choices, self.kernels)
         taken = None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact
@@ -80,13 +86,20 @@ class StepClock:
         with_times = (call if call.region else _with(call, *by_name[call.name]) for call in costs.calls)
         return replace(costs, calls=tuple(with_times), time=step)
 
-    def _plan(self, costs: BucketCosts) -> tuple[Plan, BucketPlan]:
-        plan = self.plans.plans.get(costs.entry)
-        for bucket in plan.buckets if plan is not None else ():
-            if bucket.bucket.name == costs.bucket:
-                assert plan is not None
-                return plan, bucket
-        raise ArtifactError(f"there is no plan for {costs.bucket}", where="plan.json", expected="one for each program")
+    def _plans(self, costs: BucketCosts) -> list[tuple[Plan, BucketPlan]]:
+        """Return the plan of each stage, and its instructions for the step."""
+        found = [
+            (plan, bucket)
+            for plans in self.stages
+            if (plan := plans.plans.get(costs.entry)) is not None
+            for bucket in plan.buckets
+            if bucket.bucket.name == costs.bucket
+        ]
+        if len(found) != len(self.stages):
+            raise ArtifactError(
+                f"there is no plan for {costs.bucket}", where="plan.json", expected="one for each program"
+            )
+        return found
 
 
 def _with(call: Call, time: CallTime, work: Work) -> Call:

@@ -1,7 +1,6 @@
 """The work that a GPU does for each call of a step: flops, bytes and kernel launches."""
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,10 @@ from torch import fx
 from ingot.backends.triton.launches import Launch
 from ingot.debug.step_time.launches import Shape, launches_of, op_name
 from ingot.debug.step_time.programs import Launched
+from ingot.debug.step_time.stage_calls import instructions_of
 from ingot.ir.artifact.plan import BucketPlan, Instruction
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.costs import call_cost
-from ingot.ir.errors import ArtifactError
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops.registry import Cost, bytes_of
 from ingot.ir.program import VIEWS, Program, RegionCall, named_arguments
@@ -75,26 +74,20 @@ class Work:
 
 def works(
     program: Program,
-    plan: BucketPlan,
+    plans: Sequence[BucketPlan],
     shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
     """Return the work of each call of a lowered program in a step of the given `shape`.
 
-    `choices` maps the names of nodes and regions to tile sizes. `kernels` maps ids of executables to recorded kernel
-    launches. Raises ArtifactError if the plan's instructions do not match the program's calls.
+    `plans` are the plans of all pipeline stages, or the one plan of the program. `choices` maps the names of nodes and
+    regions to tile sizes. `kernels` maps ids of executables to recorded kernel launches. Raises ArtifactError if the
+    plans' instructions do not match the program's calls.
     """
-    nodes = [node for node in program.calls() if node.target is not operator.getitem]
-    if len(nodes) != len(plan.instructions):
-        raise ArtifactError(
-            f"the plan has {len(plan.instructions)} instructions",
-            where=f"plan.json, bucket class {plan.bucket.name}",
-            expected=f"{len(nodes)}, the calls of the program",
-        )
     return [
         _work(node, instruction, program, shape, choices, kernels)
-        for node, instruction in zip(nodes, plan.instructions, strict=True)
+        for node, instruction in instructions_of(program, plans).items()
     ]
 
 
@@ -106,7 +99,7 @@ def _work(
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> Work:
-    inner = _calls(node, program)
+    inner = inner_calls(node, program)
     names = [op_name(one) for one in inner]
     kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
     product = next((one for one in inner if op_name(one) in _PRODUCTS), None)
@@ -127,7 +120,7 @@ def _work(
     )
 
 
-def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
+def inner_calls(node: fx.Node, program: Program) -> list[fx.Node]:
     """Return the calls that a node runs. For a region these are the calls in its body, without views.
 
     For any other node it is only the node itself.
