@@ -41,6 +41,7 @@ from ingot.runtime.loading.states import States
 from ingot.runtime.loading.weights import map_weights
 from ingot.runtime.ranks.launcher import MeshLauncher
 from ingot.runtime.ranks.leader import Leader
+from ingot.runtime.ranks.measuring.schedule import MeasuringSchedule
 from ingot.runtime.ranks.processes import RankProcesses
 from ingot.runtime.ranks.seat import ALONE, Seat
 from ingot.runtime.ranks.start import start_ranks
@@ -157,6 +158,7 @@ def load_artifact(
     all_ranks: bool = False,
     processes: RankProcesses | None = None,
     clock: bool = False,
+    measuring: MeasuringSchedule | None = None,
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
@@ -174,6 +176,7 @@ def load_artifact(
                   ranks; an executor alone must run none. False: such an artifact is refused
     processes     the processes of the other ranks, if `begun_ranks` has started them
     clock         measure how long the GPU of each pipeline stage computes
+    measuring     which steps the ranks of a mesh measure, from the first one on; None: none
 
     Raises ArtifactError for a damaged artifact, and TargetError for one of another machine; then no executable file was
     opened. Raises OptionError if the plan does not fit into memory.
@@ -219,6 +222,7 @@ def load_artifact(
         phases=phases,
         processes=processes,
         clock=clock,
+        measuring=measuring,
     )
     with leader.loading():
         loaded = load(capture=capture, ready=ready, tokenizer=tokenizer, seat=leader.seat())

@@ -9,7 +9,6 @@ import torch
 
 from ingot.runtime.engines.logprobs import StepLogprobs
 from ingot.runtime.ranks.leader import Leader
-from ingot.runtime.scheduling.round import Round
 from ingot.runtime.steps.executor import SampledStep, StepHandle, StepLauncher
 from ingot.runtime.steps.late_step import LateStep
 from ingot.runtime.steps.step import StepInputs
@@ -60,7 +59,7 @@ class MeshLauncher(StepLauncher):
     stages   the number of pipeline stages
     """
 
-    def __init__(self, own: Round, leader: Leader, stages: int) -> None:
+    def __init__(self, own: StepLauncher, leader: Leader, stages: int) -> None:
         self._own, self._leader, self._stages = own, leader, stages
         self._not_ended: deque[_StagedStep] = deque()
 

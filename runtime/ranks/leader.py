@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import BackendError, IngotError, RankError
@@ -19,6 +20,8 @@ from ingot.runtime.loading.phases import Phases, Span
 from ingot.runtime.loading.room import Room
 from ingot.runtime.ranks.connecting import Connecting
 from ingot.runtime.ranks.host import HostFacts
+from ingot.runtime.ranks.measuring.rank_measurement import RankMeasurement
+from ingot.runtime.ranks.measuring.schedule import MeasuringSchedule
 from ingot.runtime.ranks.posted_steps import PostedSteps
 from ingot.runtime.ranks.processes import RankProcesses
 from ingot.runtime.ranks.reports import RankState
@@ -58,9 +61,11 @@ class Leader:
 
     processes   the processes. They wait for what `decide` tells them
     plans       (attribute) the plans of all ranks together, for the scheduler; set by `decide`
+    measurement (attribute) measures rank 0's part of steps; None: the ranks are not measured
     """
 
     plans: Plans
+    measurement: RankMeasurement | None = None
 
     def __init__(self, processes: RankProcesses) -> None:
         self._processes, self._all = processes, ranks(processes.mesh)
@@ -111,7 +116,15 @@ class Leader:
         self._faulted.connected = Connecting(own, connected, self.check)
 
     def decide(
-        self, room: Room, slots: StepSlots, plans: Plans, threads: int, capture: Capture, *, clock: bool = False
+        self,
+        room: Room,
+        slots: StepSlots,
+        plans: Plans,
+        threads: int,
+        capture: Capture,
+        *,
+        clock: bool = False,
+        measuring: MeasuringSchedule | None = None,
     ) -> None:
         """Tell the other ranks what rank 0 has decided, with which they load their parts.
 
@@ -121,8 +134,11 @@ class Leader:
         threads   the number of threads that each rank computes with
         capture   when every rank captures CUDA graphs
         clock     measure how long the GPU of each pipeline stage computes
+        measuring which steps the ranks measure; None: none
         """
         self.plans, self._room, self._threads = plans, room, threads
+        if measuring is not None:
+            self.measurement = RankMeasurement(0, self._processes.meeting, measuring)
         self._area.add_slots(slots.words, self._processes.mesh.get(STAGES, 1))
         self._processes.close_area()  # the others have it
         self._steps = PostedSteps(self._area, slots, self._processes.pipes, self._processes.others)
@@ -134,6 +150,7 @@ class Leader:
                     "threads": threads,
                     "capture": capture,
                     "clock": clock,
+                    "measuring": None if measuring is None else measuring.to_json(),
                 }
             )
 
@@ -141,7 +158,18 @@ class Leader:
         """Return the seat of rank 0. Call it after `connect` and `decide`."""
         connected = self._faulted.connected
         assert connected is not None
-        return Seat(self._all[0], self._processes.mesh, self._room, lambda: connected, self._threads)
+
+        def recorded() -> Mapping[str, Communicator]:
+            return connected if self.measurement is None else self.measurement.connections(connected)
+
+        return Seat(self._all[0], self._processes.mesh, self._room, recorded, self._threads)
+
+    def find_left(self, name: str) -> Path:
+        """Wait for a file that a rank leaves for the others, and return its path. The file is removed with the
+        processes. Raises RankError."""
+        file = self._processes.meeting / name
+        self._wait_until(file.exists)
+        return file
 
     @property
     def busy(self) -> dict[int, int]:

@@ -27,6 +27,8 @@ from ingot.runtime.loading.phases import Phases
 from ingot.runtime.loading.plan_file import read_plan_file
 from ingot.runtime.ranks.connecting import Connecting
 from ingot.runtime.ranks.host import read_hosts
+from ingot.runtime.ranks.measuring.rank_measurement import RankMeasurement
+from ingot.runtime.ranks.measuring.schedule import MeasuringSchedule
 from ingot.runtime.ranks.posted_steps import run_posted
 from ingot.runtime.ranks.processes import MEETING, read_later
 from ingot.runtime.ranks.reports import BEAT_SECONDS, RankState
@@ -118,12 +120,20 @@ def _serve(
     torch.set_num_threads(later["threads"])
     area.add_slots(later["slot_words"], mesh.get(STAGES, 1))
     os.close(area.fd)
-    seat = Seat(rank, mesh, read_room(later["room"]), lambda: connecting)
+    measurement: RankMeasurement | None = None
+    if later["measuring"] is not None:
+        measurement = RankMeasurement(number, folder / MEETING, MeasuringSchedule.read(later["measuring"]))
+
+    def connect() -> Mapping[str, Communicator]:
+        return connecting if measurement is None else measurement.connections(connecting)
+
+    seat = Seat(rank, mesh, read_room(later["room"]), connect)
     loaded = bind(artifact, seat=seat, capture=later["capture"], phases=phases, ready=ready, clock=later["clock"])
     if device.type == "cuda":
         threading.Thread(target=_look_at_gpu, args=(area, number), name="gpu", daemon=True).start()
     file = read_plan_file(artifact)
-    slots, steps = StepSlots.of(file, read_limits(artifact, file.of(number))), loaded.round
+    slots = StepSlots.of(file, read_limits(artifact, file.of(number)))
+    steps = loaded.round if measurement is None else measurement.launcher(loaded.executor, loaded.context)
     area.ready(number, phases.spans)
     run_posted(steps, area, slots, number, orders, lambda: loaded.executor.busy)
 

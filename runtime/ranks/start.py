@@ -21,6 +21,7 @@ from ingot.runtime.loading.room import Room, find_room, serving_memory
 from ingot.runtime.ranks.gpus import CONNECTION_BYTES, find_rank_gpus
 from ingot.runtime.ranks.host import HostFacts
 from ingot.runtime.ranks.leader import Leader
+from ingot.runtime.ranks.measuring.schedule import MeasuringSchedule
 from ingot.runtime.ranks.processes import RankProcesses, start_processes
 from ingot.runtime.ranks.step_slots import StepSlots
 from ingot.runtime.ranks.whole_plans import whole_plans
@@ -37,6 +38,7 @@ def start_ranks(
     phases: Phases,
     processes: RankProcesses | None = None,
     clock: bool = False,
+    measuring: MeasuringSchedule | None = None,
 ) -> Leader:
     """Let the processes of the other ranks of a mesh load their parts, on this host and on others.
 
@@ -51,6 +53,7 @@ def start_ranks(
     phases        records the phases of rank 0
     processes     the processes, if they were started before; None: start them
     clock         measure how long the GPU of each pipeline stage computes
+    measuring     which steps the ranks measure; None: none
 
     Raises TargetError if the GPUs do not suffice or another host differs, ArtifactError if it lacks the artifact,
     OptionError if a rank's part does not fit, and RankError for a fault of another rank.
@@ -78,7 +81,9 @@ def start_ranks(
         leader.connect(collective_backend(device), phases)  # after the free memory was read
         cores = [torch.get_num_threads() // here, *(facts.cores // count for count, facts in others)]
         threads = max(1, min(cores))  # equal everywhere: the bits of a sum may depend on it
-        leader.decide(room, StepSlots.of(file, limits), whole_plans(file), threads, capture, clock=clock)
+        leader.decide(
+            room, StepSlots.of(file, limits), whole_plans(file), threads, capture, clock=clock, measuring=measuring
+        )
     return leader
 
 
