@@ -37,11 +37,11 @@ def explain(
 
     `requested` is the shape of the step that costs are computed for. By default, each bucket class (a range of step
     sizes) gets its largest step. Only a class with large prefill steps gets a step of 512 tokens instead. With
-    `measure`, the step runs on this machine's GPU. `trace` is a file to write a profiler trace of that run to. Weights
-    and machine code are only opened to measure.
+    `measure`, the step runs on this machine's GPU, or on all ranks of a mesh. `trace` is a file to write a profiler
+    trace of that run to. Weights and machine code are only opened to measure.
 
     Raises ArtifactError for a malformed artifact. Raises OptionError for an impossible step. Raises TargetError if the
-    step cannot run here.
+    step cannot run here. Raises RankError if a rank of a mesh ends or fails.
     """
     requested = requested or RequestedStep()
     artifact = open_artifact(path)
@@ -51,7 +51,12 @@ def explain(
     buckets = []
     choices = _read(artifact, "choices.json", _CHOICES)
     times = _instruction_times(artifact)
-    clock = StepClock.of(artifact, measure=measure, trace=trace)
+    mesh_clock = None
+    if measure:
+        from ingot.debug.mesh_time.clock import MeshClock
+
+        mesh_clock = MeshClock.of(artifact, trace)
+    clock = StepClock.of(artifact, measure=measure and mesh_clock is None, trace=trace)
     programs = list(parse_programs(artifact.read_text("program.ir")))
     for program in programs:
         assert program.bucket is not None
@@ -63,7 +68,11 @@ def explain(
             choice = choices.get(name, _Choice())
             calls = tuple(_calls(program, artifact, step, choice, timed.seconds))
             costs = BucketCosts(program.name, program.bucket.name, step, calls)
-            buckets.append(clock.timed(costs, program, choice.tiles) if clock is not None else costs)
+            if clock is not None:
+                costs = clock.timed(costs, program, choice.tiles)
+            if mesh_clock is not None and program.name == "main":
+                costs = mesh_clock.timed(costs, program)
+            buckets.append(costs)
     if not buckets:
         raise OptionError(
             f"no bucket class has steps of {requested.tokens} tokens", where="--step", expected="T, a step's tokens"

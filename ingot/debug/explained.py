@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from ingot.debug.mesh_time.times import Collective, MeshTime, RankCall
 from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.debug.step_time.work import Work
 from ingot.ir.artifact.backend_times import Decision
@@ -29,8 +30,12 @@ class Call:
     region     the node of the region (a group of calls compiled together) around it; "" if none
     time       the predicted and measured times on a GPU
     work       the facts from which the time is predicted
+    stages     on a mesh, the pipeline stages that run it
+    ranks      on a mesh, the time on each rank that runs it
+    collective on a mesh, what the ranks exchange in it; None if it needs no other rank
 
-    `time` and `work` are None for a call inside a region. They are also None if the artifact is not for a GPU.
+    `time` and `work` are None for a call inside a region. They are also None if the artifact is not for a GPU. The last
+    three are empty or None if the step was not measured on a mesh. A call inside a region has only `stages` of them.
     """
 
     name: str
@@ -46,6 +51,14 @@ class Call:
     region: str = ""
     time: CallTime | None = None
     work: Work | None = None
+    stages: tuple[int, ...] = ()
+    ranks: tuple[RankCall, ...] = ()
+    collective: Collective | None = None
+
+    @property
+    def slowest(self) -> RankCall | None:
+        """The rank of a mesh on which the call takes longest; None if it was not measured."""
+        return max(self.ranks, key=lambda one: one.seconds, default=None)
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class BucketCosts:
     """The costs of a step of one bucket class (a range of step sizes that share a lowering).
 
     `calls` are in program order. Calls inside a region (a group of calls compiled together) come after the region's
-    call. `time` is the time of the whole step. It is None if the artifact is not for a GPU.
+    call. `time` is the time of the whole step. It is None if the artifact is not for a GPU. `mesh` is the measured time
+    on the ranks of a mesh. It is None if the step was not measured on a mesh.
     """
 
     entry: str
@@ -82,6 +96,7 @@ class BucketCosts:
     step: StepShape
     calls: tuple[Call, ...]
     time: StepTime | None = None
+    mesh: MeshTime | None = None
 
     def total(self) -> Cost:
         """Return the sum of the costs of all calls.
@@ -90,6 +105,22 @@ class BucketCosts:
         cost no memory traffic.
         """
         return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
+
+    def by_stage(self) -> dict[int, tuple[Call, ...]]:
+        """Return the calls of each pipeline stage. A call that several stages run has in each the times of its ranks.
+
+        The step was measured on a mesh.
+        """
+        assert self.mesh is not None
+        found: dict[int, tuple[Call, ...]] = {}
+        for stage in sorted({one.stage for one in self.mesh.ranks}):
+            own = {one.rank for one in self.mesh.ranks if one.stage == stage}
+            found[stage] = tuple(
+                replace(call, ranks=tuple(one for one in call.ranks if one.rank in own))
+                for call in self.calls
+                if stage in call.stages
+            )
+        return found
 
     def seconds(self) -> float | None:
         timed = [call.seconds for call in self.calls if call.seconds is not None]

@@ -60,6 +60,7 @@ class GpuTimes:
     other    the constants of kernels that were not measured
     between  seconds from the last kernel of a step's CUDA graph to the first kernel of the next step
     host     the times of the host
+    link     the bytes a second of a large copy from one such GPU to another over NVLink; None if it was not measured
 
     Latencies are measured with each launch waiting for the launch before.
     """
@@ -69,6 +70,7 @@ class GpuTimes:
     other: KernelTime
     between: float
     host: HostTime
+    link: int | None = None
 
     def of(self, kernel: str) -> KernelTime:
         return self.kernels.get(kernel, self.other)
@@ -127,4 +129,5 @@ H200_TIMES = GpuTimes(
     other=KernelTime(2.0 * _US, 0.75, 0.50),
     between=11 * _US,
     host=HostTime(call=7 * _US, kernel=6 * _US, library=16 * _US, view=3 * _US, step=100 * _US),
+    link=394 * 10**9,  # benchmarks/results/collectives.json, "peer_copy"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import re
@@ -24,6 +25,8 @@ from tiny import TINY
 from tokenizers import decoders, pre_tokenizers
 
 from ingot import LLM, SamplingParams, compile_model
+from ingot.debug.explain import explain
+from ingot.debug.requested_step import RequestedStep
 from ingot.ir.errors import RankError
 from ingot.ir.mesh import parse_mesh
 
@@ -234,3 +237,27 @@ def test_a_gpu_without_memory_is_said(artifact: Callable[[str, str], Path], full
     with pytest.raises(IngotError):
         LLM(path)
     assert time.monotonic() - begin < 60
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=2 nccl", "pp=2"])
+def test_a_step_is_measured_on_both_ranks(mesh: str, artifact: Callable[[str, str], Path], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    (bucket,) = explain(
+        artifact("llama", mesh), RequestedStep.parse("T=4,context=40"), measure=True, trace=trace
+    ).buckets
+    time = bucket.mesh
+    assert time is not None and bucket.time is not None and 1e-5 < time.measured < 0.1 and time.steps == 12
+    for one in time.ranks:
+        assert one.computes > 0 and one.moves > 0 and one.waits >= 0
+        assert one.computes + one.moves + one.waits + one.between == pytest.approx(one.seconds)
+    runs = [call for call in bucket.calls if not call.region]
+    assert {one.rank for call in runs for one in call.ranks} == {0, 1}
+    assert all(0 < one.seconds < 0.01 for call in runs for one in call.ranks)
+    assert time.exchanges and {one.axis for one in time.exchanges} == {mesh[:2]}
+    assert all((one.floor is None) == (time.link is None) for one in time.exchanges)
+    assert all(one.floor is None or one.moves > one.floor for one in time.exchanges)
+    names = {
+        one["args"]["name"] for one in json.loads(trace.read_text())["traceEvents"] if one["name"] == "process_name"
+    }
+    assert {name.partition(" (")[0] for name in names} == {"rank 0", "rank 1"}
+    assert sum("GPU" in name for name in names) == 2

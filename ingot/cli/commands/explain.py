@@ -1,6 +1,6 @@
 """`ingot explain`: show each call's cost and candidate backends, and where passes nearly applied."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from ingot.cli.commands import ArtifactFolder, AsJson, Flag, Variant
 from ingot.cli.console import console, facts, print_json, print_table, size_text, table
 from ingot.cli.views.caches import print_caches
+from ingot.cli.views.mesh_time import print_mesh_time
 from ingot.cli.views.step_time import known_columns, print_step_time, time_text
 from ingot.ir.errors import OptionError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # Columns of seconds: those of the golden run, and on a GPU those of a step.
 _SECONDS: tuple[str, ...] = ("measured>",)
 _TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>", "traced>")
+# On a mesh: of the ranks that run a call, the times of the fastest and the slowest one, and the index of the latter.
+_ON_RANKS: tuple[str, ...] = ("fastest>", "slowest>", "rank>")
 
 
 def explain_artifact(
@@ -46,10 +49,12 @@ def explain_artifact(
         each sequence has one token. In other classes, the step has as few sequences as can hold the tokens. A context
         has 1024 positions, or fewer if sequences are shorter.
     measure
-        Run that step on this machine's GPU. Time each call and the whole step.
+        Run that step on this machine's GPU, or on all ranks of a mesh. Time each call and the whole step. On a mesh,
+        also show the time of moving values between ranks, and which rank waits for which.
     trace
         Also record that step with a profiler, and show what each call adds to it. It is measured too. The file is for
-        Perfetto or chrome://tracing. It is compressed if its name ends in .gz.
+        Perfetto or chrome://tracing. It is compressed if its name ends in .gz. On a mesh, it has all ranks, and the
+        table has no times of it.
     layer
         Only calls of this layer.
     op
@@ -60,7 +65,8 @@ def explain_artifact(
         Only the places where this pass nearly applied.
     sort
         The largest calls first. bytes, flops: by cost. seconds: by the time in the golden run, a short run at the end
-        of the compile. time: by the measured or predicted time on a GPU. Default: program order.
+        of the compile. time: by the measured or predicted time on a GPU, or by that of the slowest rank.
+        Default: program order.
     """
     from ingot.debug.explain import explain
     from ingot.debug.requested_step import RequestedStep
@@ -111,6 +117,8 @@ def explain_artifact(
 
 def _size(call: "Call", sort: str) -> float:
     if sort == "time":
+        if call.slowest is not None:
+            return call.slowest.seconds
         return call.time.taken if call.time is not None else 0
     size: float | None = getattr(call, sort)
     return size or 0
@@ -132,35 +140,56 @@ def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
     times = _SECONDS
     if bucket.time is not None:
         times = _TIMES[: 2 + known_columns(bucket.time)]
+    if bucket.mesh is not None:
+        times = (*(times if bucket.time is not None else ()), *_ON_RANKS)
     columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "backend", "origin", "others")
-    print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
+    stages = {} if bucket.mesh is None else bucket.by_stage()
+    if len(stages) < 2:
+        print_table(out, table(columns, [_row(call, times) for call in bucket.calls]))
+    else:
+        for stage, calls in stages.items():
+            out.print(f"stage {stage}:", markup=False)
+            print_table(out, table(columns, [_row(call, times) for call in calls]))
+            out.print()
     total, seconds = bucket.total(), bucket.seconds()
     lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
-    if seconds is not None and bucket.time is None:
+    if seconds is not None and times == _SECONDS:
         fed = ", ".join(map(str, step.timed))
         lines.append(("measured", f"{time_text(seconds)}, the median of steps of {fed} tokens"))
-    out.print()
+    if len(stages) < 2:
+        out.print()
     print_table(out, facts(lines))
     out.print()
     if bucket.time is not None and not filtered:
         print_step_time(bucket.time)
+    if bucket.mesh is not None and not filtered:
+        print_mesh_time(bucket.mesh)
 
 
-def _row(call: "Call", columns: int) -> tuple[object, ...]:
+def _row(call: "Call", columns: Sequence[str]) -> tuple[object, ...]:
     name = f"  {call.name}" if call.region else call.name
     others = ", ".join(_others(call))
     layer = "–" if call.layer is None else call.layer
-    times: list[float | None] = [call.seconds] if columns == len(_SECONDS) else [None] * columns
-    if call.time is not None:
-        times = [call.time.roofline, call.time.predicted, call.time.measured, call.time.traced][:columns]
-    seconds = ["–" if one is None else time_text(one) for one in times]
+    times = [_time(call, column) for column in columns]
     size = size_text(call.bytes)
     own = call.claims.get(call.backend)
     # In a region a backend has calls that it would not take outside one.
     backend = f"{call.backend} {own:g}" if isinstance(own, float) else call.backend
     if call.decision is not None:
         backend = ", ".join(filter(None, (backend, call.decision.decided, call.decision.of_backend(call.backend))))
-    return name, call.op, layer, _count(call.flops), size, *seconds, backend, call.origin, others
+    return name, call.op, layer, _count(call.flops), size, *times, backend, call.origin, others
+
+
+def _time(call: "Call", column: str) -> str:
+    """Return what a column of times says of a call."""
+    if column in _ON_RANKS:
+        if call.slowest is None:
+            return "–"
+        if column == "rank>":
+            return str(call.slowest.rank)
+        return time_text(call.slowest.seconds if column == "slowest>" else min(one.seconds for one in call.ranks))
+    seconds = call.seconds if call.time is None else getattr(call.time, column.removesuffix(">"))
+    return "–" if seconds is None else time_text(seconds)
 
 
 def _others(call: "Call") -> Iterator[str]:

@@ -2,14 +2,15 @@
 
     python planted_rank.py FOLDER RANK AREA ORDERS
 
-The arguments are those of `ingot.runtime.ranks.worker`. The environment has the fault as JSON: the rank, the op, and
-either the seconds for which each call of that op sleeps, or the number of its calls before one fails.
+The arguments are those of `ingot.runtime.ranks.worker`. The environment has the fault as JSON, with the rank.
 """
 
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,50 @@ VARIABLE = "INGOT_TEST_PLANTED"
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, rank: int, op: str, **fault: float | str) -> None:
-    """Let the processes of ranks that start from now on have a fault: `sleep` seconds, or the text `fails` of an
-    error, or `kills` for a process that ends."""
-    import ingot.runtime.ranks.processes as module
+    """Give the calls of an op on a rank a fault, in a mesh that is started from now on.
 
+    `sleep` is the seconds for which each of them sleeps. With `fails`, a call raises an error of that text; with
+    `kills`, it kills its process. This is the call after the number in `after`.
+    """
+    import ingot.runtime.ranks.processes as processes
+    import ingot.runtime.steps.bucket as bucket
+
+    if rank == 0:
+        monkeypatch.setattr(bucket, "find_op", _faulty(bucket.find_op, {"op": op, **fault}))
+        return
     monkeypatch.setenv(VARIABLE, json.dumps({"rank": rank, "op": op, **fault}))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    monkeypatch.setattr(module, "module_command", lambda name: [sys.executable, str(Path(__file__))])
+    monkeypatch.setattr(processes, "module_command", lambda name: [sys.executable, str(Path(__file__))])
 
 
-def _main() -> None:
-    import ingot.runtime.steps.bucket as module
-    from ingot.runtime.ranks.worker import main
-
-    planted = json.loads(os.environ[VARIABLE])
-    find, calls = module.find_op, [0]
+def _faulty(find: Callable[..., Any], planted: Mapping[str, Any]) -> Callable[..., Any]:
+    calls = 0
 
     def found(target: str, *given: Any) -> Any:
         run = find(target, *given)
 
         def faulty(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
+            nonlocal calls
+            calls += 1
             time.sleep(planted.get("sleep", 0.0))
-            if "kills" in planted and calls[0] > planted["kills"]:
-                os.kill(os.getpid(), 9)
-            if "fails" in planted and calls[0] > planted["after"]:
+            if calls > planted.get("after", calls):
+                if "kills" in planted:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise ZeroDivisionError(planted["fails"])
             return run(*args, **kwargs)
 
         return faulty if target == planted["op"] else run
 
+    return found
+
+
+def _main() -> None:
+    import ingot.runtime.steps.bucket as bucket
+    from ingot.runtime.ranks.worker import main
+
+    planted = json.loads(os.environ[VARIABLE])
     if int(sys.argv[2]) == planted["rank"]:
-        module.find_op = found
+        bucket.find_op = _faulty(bucket.find_op, planted)
     main()
 
 
