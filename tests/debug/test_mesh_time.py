@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from ingot.cli.views.mesh_time import print_mesh_time
+from ingot.debug.explained import BucketCosts, Call, StepShape
 from ingot.debug.mesh_time import collectives
 from ingot.debug.mesh_time.collectives import LEAST_SENT, link_bandwidth
 from ingot.debug.mesh_time.evaluate import MeshCalls, evaluate
 from ingot.debug.mesh_time.merge_traces import merge_traces
 from ingot.debug.mesh_time.run import MeshRun
-from ingot.debug.mesh_time.times import Collective, RankCall
+from ingot.debug.mesh_time.times import Collective, Exchange, MeshTime, RankCall, RankStep
 from ingot.ir.errors import InternalError, OutputError
 from ingot.ir.machine.gpu_times import H200_TIMES
 from ingot.ir.machine.gpus import TYPICAL, Gpu
@@ -190,3 +193,40 @@ def test_merged_traces_have_a_process_for_each_rank(name: str, tmp_path: Path) -
 def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="the trace cannot be written: Is a directory"):
         merge_traces({"rank 0 (tp=0)": trace(0, 1)}, tmp_path)
+
+
+def a_call(name: str, *stages: int, region: str = "") -> Call:
+    times = () if region else tuple(RankCall(2 * stage + place, stage + 1.0) for stage in stages for place in (0, 1))
+    facts: dict[str, Any] = {"layer": None, "origin": "", "flops": 0, "bytes": 0, "backend": "", "claims": {}}
+    return Call(name, name, **facts, region=region, stages=stages, ranks=times)
+
+
+def a_time(link: int | None, *exchanges: Exchange) -> MeshTime:
+    of_ranks = [RankStep(rank, f"rank {rank}", rank // 2, 4.0, 1.0, 1.0, 1.5, 0.5, {1: 1.5}) for rank in range(4)]
+    return MeshTime("pp=2 tp=2", 9.0, 8.0, 12, link, tuple(of_ranks), exchanges)
+
+
+def test_a_stage_has_its_calls_with_the_times_of_its_ranks() -> None:
+    calls = (a_call("feed", 0, 1), a_call("r0", 0), a_call("up", 0, region="r0"), a_call("head", 1))
+    costs = BucketCosts("main", "any", StepShape(4, 4, 8), calls, mesh=a_time(None))
+    first, last = costs.by_stage().values()
+    assert [one.name for one in first] == ["feed", "r0", "up"] and [one.name for one in last] == ["feed", "head"]
+    assert [[time.rank for time in one.ranks] for one in (*first, *last)] == [[0, 1], [0, 1], [], [2, 3], [2, 3]]
+    assert calls[0].slowest == RankCall(2, 2.0) and calls[2].slowest is None
+
+
+def test_the_tables_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    reduced = Exchange("all_reduce", "tp", (0, 1), 3, 4000, 10e-6, 40e-6, 5e-6, {0: 0.25, 1: 0.75})
+    moved = Exchange("stage 0 to 1", "pp", (0, 1, 2, 3), 2, 64, None, 3e-6, 0.0, {0: 0.3, 1: 0.3, 2: 0.4})
+    print_mesh_time(a_time(400 * 10**9, reduced, moved))
+    text = capsys.readouterr().out
+    rows = [re.split(r"  +", line) for line in text.splitlines()]
+    assert ["rank 0", "4000.00 ms", "1000.00 ms", "1000.00 ms", "1500.00 ms", "500.00 ms", "rank 1 1500.00 ms"] in rows
+    found = ["all_reduce", "tp", "0, 1", "3", "4.0 kB", "10.0 µs", "40.0 µs", "25%", "5.0 µs"]
+    assert [*found, "rank 1, 75% of the calls"] in rows
+    found = ["stage 0 to 1", "pp", "0, 1, 2, 3", "2", "64 B", "–", "3.0 µs", "–", "0.0 µs"]
+    assert [*found, "stage 0, 60% of the calls"] in rows
+    assert "link      400.0 GB/s, a measured copy between two of these devices\n" in text
+    print_mesh_time(a_time(None))
+    text = capsys.readouterr().out
+    assert "exchange" not in text and "the sent bytes alone are the floor" in text
