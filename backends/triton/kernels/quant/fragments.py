@@ -1,9 +1,9 @@
 """Weights of f4e2m1 times few tokens, by the tensor-core instruction of a warp, from the registers that loads fill.
 
 An instruction m16n8k16 multiplies 16 rows and 16 columns of a weight with the same columns of 8 tokens. Lane 4 g + t of
-a warp gives four columns of the rows g and g + 8, and of token g. Which columns these are does not matter, if all lanes
-with the same t agree. So a lane loads the 32 adjacent elements of a row that 16 bytes store, with one scale, and uses
-them in the order in which they are stored. Nothing goes through shared memory, and warps do not wait for each other.
+a warp has four columns of the rows g and g + 8, and of token g. These can be any columns, if all lanes with the same t
+have the same ones. So a lane loads the 32 adjacent elements of a row that 16 bytes store, with one scale, and uses them
+in the order in which they are stored. Nothing goes through shared memory, and warps do not wait for each other.
 
 Tensors have a row for each thread, and four columns, which are adjacent registers. Of sums, the columns 0 and 1 are
 those of row g with the tokens 2 t and 2 t + 1, and the columns 2 and 3 those of row g + 8.
@@ -99,14 +99,14 @@ def _e2m1(bits):
 
 @triton.jit
 def _bf16_bits(numbers, factors):
-    """Return `numbers` f32, times the lower bf16 of `factors`, as the bits of bf16 numbers, for an exact product."""
-    product = numbers * (factors << 16).to(tl.float32, bitcast=True)
-    return (product.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+    """Return the bits of `numbers` f32 times the lower bf16 of `factors`, which must be exact in bf16."""
+    scaled = numbers * (factors << 16).to(tl.float32, bitcast=True)
+    return (scaled.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
 
 
 @triton.jit
 def products_added(sums, left, x0, x1, x2, x3, ASSEMBLY: tl.constexpr):
-    """Return `sums` f32 [threads, 4] plus the products of `fragments` and x.
+    """Return `sums` f32 [threads, 4] plus the matmul of `fragments` and x.
 
     `left` are the eight tensors of `fragments`. x0 to x3 i32 [threads, 4] are the same 32 columns of token g in bf16:
     of each 8 columns, number i + 4 follows number i.
@@ -146,7 +146,7 @@ _CONSTRAINTS_OF_MULTIPLY = tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 48 + ["f"
 
 @triton.jit
 def _multiplied(sums, left, x, BEGIN: tl.constexpr):
-    """Return `sums` plus one instruction's products, without assembly: of `left` and the columns BEGIN and on of x."""
+    """Return `sums` plus what one instruction adds, without assembly: `left` times two columns of x, from BEGIN on."""
     THREADS: tl.constexpr = sums.shape[0]
     low, high = _nth(x, BEGIN), _nth(x, BEGIN + 1)
     rows = _of_row(_nth(left, 0), _nth(left, 2), low, high)

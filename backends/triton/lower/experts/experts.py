@@ -62,7 +62,6 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
     one = read_experts(call, schedule.sm)
     low, high = _rows_in(one.rows, schedule)
     result = schedule.output(call.results[0])
-    hidden = schedule.scratch(one.dtype, (one.choices, one.ffn))
     few = blocks_of(one.packings, one.dtype, schedule.sm)
     if schedule.bucket.batch_invariant:
         # Steps of all sizes run the same machine code, so the bits of a row are the same in all of them.
@@ -74,9 +73,18 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
     else:
         f32 = one.dtype is torch.float32
         ranges = ranges_of(low, high, one.experts, one.top_k, f32, alone=one.alone, few=few)
+    # The results of gate and up, by the elements that a row of them takes.
+    made_rows: dict[int, Value] = {}
+
+    def hidden(chunk: int) -> Value:
+        size = row_size(one.ffn, chunk)
+        if size not in made_rows:
+            made_rows[size] = schedule.scratch(one.dtype, (one.choices, size))
+        return made_rows[size]
+
     for part in ranges:
         if part.block == 1:
-            _alone(one, schedule, _share(one.rows, part, low, high), hidden, result)
+            _alone(one, schedule, _share(one.rows, part, low, high), hidden(0), result)
     grouped = [part for part in ranges if part.block > 1]
     if grouped:
         all_grouped = _share(one.rows, Range(grouped[0].least, grouped[-1].most, 0), low, high)
@@ -84,13 +92,13 @@ def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> t
         made = schedule.scratch(one.dtype, (one.choices, one.hidden))
         for (_, chunk), same in groupby(grouped, lambda part: _orders(one, schedule.sm, part.block)):
             parts = list(same)
-            size = row_size(one.ffn, chunk)
-            own = hidden if size == one.ffn else schedule.scratch(one.dtype, (one.choices, size))
             here = _share(one.rows, Range(parts[0].least, parts[-1].most, 0), low, high)
             x = prepared_x(one, schedule, here, parts[0].block)
             for part in parts:
                 here = _share(one.rows, part, low, high)
-                _in_blocks(one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, own, made)
+                _in_blocks(
+                    one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, hidden(chunk), made
+                )
         _add(one, schedule, all_grouped, made, result)
     return (result,)
 
