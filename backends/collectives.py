@@ -7,6 +7,7 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.ir.machine.load_context import Communicator
+from ingot.ir.ops.collectives import own_part
 from ingot.ir.ops.registry import wide
 
 Connection = TypeVar("Connection", bound=Communicator)
@@ -31,7 +32,7 @@ def sum_in_order(parts: list[torch.Tensor]) -> torch.Tensor:
 def take_part(
     communicators: Mapping[str, Communicator], x: torch.Tensor, *, axis: str, dim: int, parts: int
 ) -> torch.Tensor:
-    return x.chunk(parts, dim)[along(communicators, axis).place].clone(memory_format=torch.contiguous_format)
+    return own_part(x, along(communicators, axis).place, parts, dim)
 
 
 def vocab_embedding(

@@ -1,7 +1,8 @@
 """Infer the types of calls from an op's shape function alone.
 
 Each symbol is replaced by a prime that occurs nowhere else in the call. The shape function runs on meta tensors, and
-the primes in its result become symbols again. This is exact, because a flattened program has no arithmetic on sizes.
+the primes in its result become symbols again. This is exact: the only arithmetic on sizes in a flattened program is the
+division of rows over ranks, which has a symbol of its own (`rows_of_part`).
 """
 
 import operator
@@ -15,12 +16,10 @@ from torch import fx
 
 from ingot.ir.errors import IngotError, VerifyError
 from ingot.ir.ops import op_of
+from ingot.ir.ops.stand_ins import STAND_INS
 from ingot.ir.program import Program, RegionCall, StateSpec, target_name
-from ingot.ir.types import DIM_MEANINGS, Size, StateType, TensorType, TupleType, ValueType
+from ingot.ir.types import Size, StateType, TensorType, TupleType, ValueType
 
-# Primes near a million: larger than hidden sizes, and small enough that the product of sizes stays far below 2**63.
-_PRIMES = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151)
-STAND_INS: Mapping[str, int] = dict(zip(DIM_MEANINGS, _PRIMES, strict=False))
 _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 

@@ -54,6 +54,16 @@ class Rank:
         return index, count
 
 
+def with_rank_rows(sizes: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
+    """Return the sizes of a step's symbols with that of "T_tp": the rows of a rank, if the ranks split the tokens.
+
+    Sizes without "T", and those of a mesh without the axis tp, stay as they are.
+    """
+    if "T" not in sizes or "tp" not in mesh:
+        return dict(sizes)
+    return {**sizes, "T_tp": -(-sizes["T"] // mesh["tp"])}
+
+
 def within_stage(mesh: Mesh) -> dict[str, int]:
     """Return the mesh of the ranks that hold parts of the same layers: `mesh` without pipeline stages."""
     return {axis: size for axis, size in mesh.items() if axis != STAGES}

@@ -15,6 +15,7 @@ Size = int | str
 
 DIM_MEANINGS: Mapping[str, str] = {
     "T": "tokens in a step, over all sequences",
+    "T_tp": "rows of a step on one rank, if the ranks of the mesh axis tp split its tokens: T / tp, rounded up",
     "B": "sequences in a step",
     "L": "rows of logits computed in a step",
     "P": "page-table entries per sequence in a step",

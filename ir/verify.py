@@ -13,9 +13,10 @@ from ingot.ir.infer import infer
 from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.ops import OPS, Effect, op_of
 from ingot.ir.ops.aten import ATEN
+from ingot.ir.ops.stand_ins import rows_of_part
 from ingot.ir.program import VIEWS, Program, RegionCall, Stage, states_written, target_name
 from ingot.ir.text import print_call, value_name
-from ingot.ir.types import StateType, TensorType, TupleType, ValueType
+from ingot.ir.types import Dim, StateType, TensorType, TupleType, ValueType
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def verify(
         raise VerifyError(f"the graph is malformed: {first_line}", where=where) from error
     if not any(node.op == "output" for node in program.graph.nodes):
         raise VerifyError("the program returns nothing", where=where)
+    if not around:  # the body of a region narrows the bounds
+        _check_rank_rows(program, where)
     for node in program.graph.nodes:
         try:
             _check_node(node, program, rules, legal, around)
@@ -115,6 +118,18 @@ def _at(node: fx.Node, where: str) -> str:
     It is `where`, then the node's line and column if the program was parsed from text.
     """
     return f"{where}, {node.meta['place']}" if "place" in node.meta else where
+
+
+def _check_rank_rows(program: Program, where: str) -> None:
+    """Check the bounds of the rows of one rank. They follow from those of the tokens."""
+    found, tokens, ranks = program.dims.get("T_tp"), program.dims.get("T"), program.mesh.get("tp")
+    if found is None or tokens is None:
+        return
+    if ranks is None:
+        raise VerifyError(f"dim {found} without ranks of tp", where=where, expected="a mesh with the axis tp")
+    wanted = Dim("T_tp", rows_of_part(tokens.lo, ranks), rows_of_part(tokens.hi, ranks))
+    if found != wanted:
+        raise VerifyError(f"dim {found} on {ranks} ranks", where=where, expected=f"{wanted}, as {tokens}")
 
 
 def _check_names(program: Program, where: str) -> None:

@@ -18,6 +18,7 @@ from ingot.backends.gloo.store import MeetingStore
 from ingot.ir.errors import BackendError, RankError
 from ingot.ir.machine.load_context import Communicator, LoadContext
 from ingot.ir.machine.meeting import LOOPBACK, MeetingPlace
+from ingot.ir.ops.collectives import in_parts
 
 # Longer than any step takes: the ranks watch each other, and end a collective whose peer is gone long before.
 _TIMEOUT = timedelta(hours=24)
@@ -59,6 +60,12 @@ class GlooCommunicator(Communicator):
         with _peers():
             self._group.allgather([[_bytes(one) for one in found]], [_bytes(x.contiguous())]).wait()
         return found
+
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.empty_like(parts)
+        with _peers():
+            self._group.alltoall_base(_bytes(found), _bytes(parts), [], []).wait()
+        return list(found)
 
     def send(self, x: torch.Tensor, place: int) -> None:
         # gloo moves a value only once the other rank receives it, and that rank may still compute.
@@ -115,10 +122,18 @@ def _all_reduce(communicators: Communicators, x: torch.Tensor, *, axis: str) -> 
     return sum_in_order(along(communicators, axis).gather(x))
 
 
-def _all_gather(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    return torch.cat(along(communicators, axis).gather(x), dim)
+def _all_gather(
+    communicators: Communicators,
+    x: torch.Tensor,
+    like: torch.Tensor | None = None,
+    *,
+    axis: str,
+    dim: int,
+    parts: int,
+) -> torch.Tensor:
+    found = torch.cat(along(communicators, axis).gather(x), dim)
+    return found if like is None else found[: like.shape[0]]
 
 
 def _reduce_scatter(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    ranks = along(communicators, axis)
-    return sum_in_order([one.chunk(parts, dim)[ranks.place] for one in ranks.gather(x)]).contiguous()
+    return sum_in_order(along(communicators, axis).exchange(in_parts(x, parts, dim)))

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -116,13 +116,9 @@ class NcclCommunicator(Communicator):
     def receive(self, into: torch.Tensor, place: int) -> None:
         self._call(into, self._nccl.receive, into.data_ptr(), into.nbytes, place)
 
-    def exchange(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send `parts[r]` to each rank r, and return what each rank sends here, in their order.
-
-        All parts of all ranks have one shape and dtype, and are row-major.
-        """
-        found = list(parts[0].new_empty((self.size, *parts[0].shape)))
-        stream = self._stream(parts[0].device)
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        found = list(torch.empty_like(parts))
+        stream = self._stream(parts.device)
         with self._lock:
             self.check()
             self._nccl.group_start()
@@ -149,8 +145,19 @@ class NcclCommunicator(Communicator):
         each = -(-x.numel() // self.size)
         flat = x.new_zeros(each * self.size)
         flat[: x.numel()] = x.reshape(-1)
-        own = sum_in_order(self.exchange(flat.view(self.size, each).unbind()))
+        own = sum_in_order(self.exchange(flat.view(self.size, each)))
         return self.gathered(own).view(-1)[: x.numel()].view(x.shape)
+
+    def part_of_total(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `parts[place]` over the ranks, for this rank's place. It adds and rounds as `total` does.
+
+        `parts` [size, …] is row-major, and has one shape and dtype on all ranks.
+        """
+        if self.size != 2 or parts.dtype not in SUMMED:
+            return sum_in_order(self.exchange(parts))
+        made = torch.empty_like(parts[0])
+        self._call(parts, self._nccl.reduce_scatter, parts.data_ptr(), made.data_ptr(), made.numel(), made.dtype)
+        return made
 
     def check(self) -> None:
         super().check()

@@ -11,6 +11,7 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
+from ingot.ir.ops.collectives import in_parts
 from ingot.ir.program import target_name
 
 
@@ -35,7 +36,7 @@ class NcclBackend:
         return _ALLOCATES.get(op.name, op.costliest)
 
 
-def _gathered(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+def _gathered(x: torch.Tensor, like: torch.Tensor | None = None, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     found = x.contiguous().new_empty((parts, *x.shape))
     return found.flatten(0, 1) if dim == 0 else torch.cat(found.unbind(), dim)
 
@@ -46,7 +47,15 @@ def _added(x: torch.Tensor, *, axis: str) -> list[torch.Tensor]:
 
 
 def _exchanged(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> list[torch.Tensor]:
-    return [torch.empty_like(x), torch.empty_like(x), torch.empty_like(x.chunk(parts, dim)[0], dtype=torch.float32)]
+    """With more than two ranks, the parts are sent and received. A sum in float32 takes two addends and its result."""
+    given = in_parts(x, parts, dim)
+    one = given[0]
+    return [
+        given,
+        torch.empty_like(given),
+        *(torch.empty_like(one, dtype=torch.float32) for _ in range(3)),
+        torch.empty_like(one),
+    ]
 
 
 # What `load.py` allocates for a call, results included.

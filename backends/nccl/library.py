@@ -52,6 +52,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
     "ncclAllReduce": (_ADDRESS, _ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
+    "ncclReduceScatter": (_ADDRESS, _ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
     "ncclAllGather": (_ADDRESS, _ADDRESS, _COUNT, _INT, _ADDRESS, _ADDRESS),
     "ncclSend": (_ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
     "ncclRecv": (_ADDRESS, _COUNT, _INT, _INT, _ADDRESS, _ADDRESS),
@@ -107,6 +108,10 @@ class Nccl:
 
     def all_reduce(self, source: int, target: int, count: int, dtype: torch.dtype, comm: int, stream: int) -> None:
         self._call("ncclAllReduce", source, target, count, SUMMED[dtype], _SUM, comm, stream)
+
+    def reduce_scatter(self, source: int, target: int, count: int, dtype: torch.dtype, comm: int, stream: int) -> None:
+        """Add up `count` elements of each rank's part, and give each rank its own. `source` has the parts in order."""
+        self._call("ncclReduceScatter", source, target, count, SUMMED[dtype], _SUM, comm, stream)
 
     def all_gather(self, source: int, target: int, size: int, comm: int, stream: int) -> None:
         """Gather `size` bytes of each rank."""

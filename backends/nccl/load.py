@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import torch
 
-from ingot.backends.collectives import along, sum_in_order, take_part, vocab_embedding
+from ingot.backends.collectives import along, take_part, vocab_embedding
 from ingot.backends.nccl.communicator import NcclCommunicator
 from ingot.ir.machine.load_context import LoadContext
+from ingot.ir.ops.collectives import in_parts
 
 Communicators = Mapping[str, NcclCommunicator]
 
@@ -32,11 +33,19 @@ def _all_reduce(communicators: Communicators, x: torch.Tensor, *, axis: str) -> 
     return along(communicators, axis).total(x)
 
 
-def _all_gather(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+def _all_gather(
+    communicators: Communicators,
+    x: torch.Tensor,
+    like: torch.Tensor | None = None,
+    *,
+    axis: str,
+    dim: int,
+    parts: int,
+) -> torch.Tensor:
     found = along(communicators, axis).gathered(x)
-    return found.flatten(0, 1) if dim == 0 else torch.cat(found.unbind(), dim)
+    joined = found.flatten(0, 1) if dim == 0 else torch.cat(found.unbind(), dim)
+    return joined if like is None else joined[: like.shape[0]]
 
 
 def _reduce_scatter(communicators: Communicators, x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    given = [part.contiguous() for part in x.chunk(parts, dim)]
-    return sum_in_order(along(communicators, axis).exchange(given))
+    return along(communicators, axis).part_of_total(in_parts(x, parts, dim))

@@ -84,6 +84,13 @@ class Communicator(Protocol):
         """Return `x` of each rank, in their order. It has the same shape and dtype on all ranks."""
         ...
 
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        """Send `parts[r]` to each rank r, and return what each rank sends here, in their order.
+
+        `parts` [size, …] is row-major, and has one shape and dtype on all ranks.
+        """
+        ...
+
     def send(self, x: torch.Tensor, place: int) -> None:
         """Send `x` to the rank with index `place`, which must receive it. This may return before it has; `x` may
         change then."""

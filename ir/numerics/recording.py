@@ -12,7 +12,7 @@ from ingot.ir.mesh import Mesh, groups, world_size
 from ingot.ir.numerics.contracts import Measured, RankParams
 from ingot.ir.numerics.harness import MeshRun, Run
 from ingot.ir.program import Program, target_name
-from ingot.ir.types import Placement
+from ingot.ir.types import Placement, TensorType
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -108,8 +108,8 @@ class _Watcher:
                 if isinstance(inner[0], torch.Tensor) and not self.program.mesh:
                     found[f"{call.name}/{node.name}"] = (node, call, inner[0])
             if isinstance(values[0], torch.Tensor):
-                placements = call.meta.get("placement", ())
-                found[call.name] = (call, None, assembled(values, placements, self.program.mesh))
+                whole = assembled(values, call.meta.get("placement", ()), self.program.mesh)
+                found[call.name] = (call, None, without_padding(call, whole, self.program, inputs))
         return found
 
 
@@ -127,6 +127,23 @@ def assembled(values: Sequence[torch.Tensor], placements: Any, mesh: Mesh) -> to
             for index in group:
                 whole[index] = joined
     return whole[0]
+
+
+def is_part_of_rows(node: fx.Node) -> bool:
+    """Return whether each rank has some of a value's rows, one for each token."""
+    value_type = node.meta["type"]
+    return isinstance(value_type, TensorType) and value_type.shape[:1] == ("T_tp",)
+
+
+def without_padding(node: fx.Node, whole: torch.Tensor, program: Program, inputs: Inputs) -> torch.Tensor:
+    """Return the value of a node, assembled from all ranks, without the rows that pad the last parts.
+
+    `inputs` are those of the step.
+    """
+    if not is_part_of_rows(node):
+        return whole
+    by_token = next(name for name, value_type in program.input_types().items() if value_type.shape[:1] == ("T",))
+    return whole[: inputs[by_token].shape[0]]
 
 
 def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:

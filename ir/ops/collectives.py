@@ -11,6 +11,7 @@ import torch
 
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops.registry import Sample, define, lookup_traffic, wide
+from ingot.ir.ops.stand_ins import rows_of_part
 from ingot.ir.placements import Call, Fit, Rule, whole
 
 Ranks = list[torch.Tensor]
@@ -41,6 +42,36 @@ def _divided(x: torch.Tensor, dim: int, parts: int) -> int:
     return x.shape[dim] // parts
 
 
+def _each(x: torch.Tensor, dim: int, parts: int) -> int:
+    """Return the size of a part along `dim`. Rows (dim 0) need not divide: `own_part` pads them."""
+    return rows_of_part(x.shape[0], parts) if dim == 0 else _divided(x, dim, parts)
+
+
+def own_part(x: torch.Tensor, place: int, parts: int, dim: int) -> torch.Tensor:
+    """Return a row-major copy of the part of x along `dim` that belongs to the rank with index `place`.
+
+    All `parts` ranks have parts of one size. If the rows (dim 0) do not divide, rows of zeros follow the last one.
+    """
+    each, size = _each(x, dim, parts), x.shape[dim]
+    begin, end = min(place * each, size), min((place + 1) * each, size)
+    part = x.narrow(dim, begin, end - begin)
+    if end - begin == each:
+        return part.clone(memory_format=torch.contiguous_format)
+    padded = x.new_zeros((*x.shape[:dim], each, *x.shape[dim + 1 :]))
+    padded.narrow(dim, 0, end - begin).copy_(part)
+    return padded
+
+
+def in_parts(x: torch.Tensor, parts: int, dim: int) -> torch.Tensor:
+    """Return the parts of x along `dim` of all ranks, as `own_part` returns each: [parts, …], row-major.
+
+    It copies x only if the parts do not follow each other in its memory, or if rows are padded.
+    """
+    if dim == 0 and x.shape[0] % parts == 0:
+        return x.contiguous().view(parts, x.shape[0] // parts, *x.shape[1:])
+    return torch.stack([own_part(x, place, parts, dim) for place in range(parts)])
+
+
 def _reduce(xs: Sequence[torch.Tensor], **_: Any) -> Ranks:
     total = wide(xs[0])
     for x in xs[1:]:
@@ -48,12 +79,25 @@ def _reduce(xs: Sequence[torch.Tensor], **_: Any) -> Ranks:
     return [total.to(xs[0].dtype, copy=True) for _ in xs]
 
 
-def _gather(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
-    return [torch.cat(list(xs), dim) for _ in xs]
+def _gather(
+    xs: Sequence[torch.Tensor], likes: Sequence[torch.Tensor | None] | None = None, *, dim: int, **_: Any
+) -> Ranks:
+    return [
+        torch.cat(list(xs), dim) if like is None else torch.cat(list(xs), dim)[: like.shape[0]].clone()
+        for like in likes or [None] * len(xs)
+    ]
+
+
+def _gather_fake(x: torch.Tensor, like: torch.Tensor | None = None, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    if like is None:
+        return _resized(x, dim, x.shape[dim] * parts)
+    if dim != 0 or x.shape[0] != rows_of_part(like.shape[0], parts):
+        raise ValueError(f"{parts} parts of {list(x.shape)} along dim {dim} are not the {like.shape[0]} rows of `like`")
+    return _resized(x, 0, like.shape[0])
 
 
 def _part(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
-    return [x.chunk(len(xs), dim)[place].clone(memory_format=torch.contiguous_format) for place, x in enumerate(xs)]
+    return [own_part(x, place, len(xs), dim) for place, x in enumerate(xs)]
 
 
 def _reduce_part(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
@@ -156,20 +200,23 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
 
 @define(
     samples=_samples(dim=1, parts=2),
-    fake=lambda x, *, axis, dim, parts: _resized(x, dim, x.shape[dim] * parts),
+    fake=_gather_fake,
     across=_gather,
     fusible=False,
     flops=0,
     placement=_collective("shard", "replicated"),
 )
-def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Concatenate x of all ranks of the mesh axis `axis` along `dim`. `parts` is the number of ranks."""
+def all_gather(x: torch.Tensor, like: torch.Tensor | None = None, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    """Concatenate x of all ranks of the mesh axis `axis` along `dim`. `parts` is the number of ranks.
+
+    If x is a part of rows that may not divide, `like` is a value with as many rows as the result: padding is cut off.
+    """
     raise _alone("all_gather", axis)
 
 
 @define(
     samples=_samples(dim=1, parts=2),
-    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
+    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _each(x, dim, parts)),
     across=_reduce_part,
     fusible=False,
     flops=1,
@@ -178,14 +225,15 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
 def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     """Add up x over the ranks of the mesh axis `axis`, and return this rank's part of the sum along `dim`.
 
-    It adds as `all_reduce` does. `parts` is the number of ranks.
+    It adds as `all_reduce` does. `parts` is the number of ranks. If the rows (dim 0) do not divide, the last parts end
+    with rows of zeros.
     """
     raise _alone("reduce_scatter", axis)
 
 
 @define(
     samples=_samples(dim=1, parts=2),
-    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
+    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _each(x, dim, parts)),
     across=_part,
     fusible=False,
     flops=0,
@@ -194,7 +242,8 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     """Return this rank's part of x along `dim`, without communication.
 
-    All ranks of the mesh axis `axis` hold equal x. `parts` is the number of ranks.
+    All ranks of the mesh axis `axis` hold equal x. `parts` is the number of ranks. If the rows (dim 0) do not divide,
+    the last parts end with rows of zeros.
     """
     raise _alone("take_part", axis)
 

@@ -82,6 +82,14 @@ def _norm_placement(call: Call) -> Fit:
     return whole(call)
 
 
+def _add_norm_placement(call: Call) -> Fit:
+    """The placement rule of `add_rms_norm`: the rows of both addends may be split over ranks."""
+    if call.is_shard("x", 0) or call.is_shard("residual", 0):
+        rows = call.shard(0)
+        return Fit({"x": rows, "residual": rows}, (rows, rows))
+    return whole(call)
+
+
 def _rope_placement(call: Call) -> Fit:
     return Fit({"x": call.shard(1)}, call.shard(1)) if call.is_shard("x", 1) else whole(call)
 
@@ -200,7 +208,7 @@ def _decompose_add_rms_norm(
     samples=_add_norm_samples,
     decompose=_decompose_add_rms_norm,
     flops=1,
-    placement=whole,
+    placement=_add_norm_placement,
 )
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float

@@ -99,6 +99,11 @@ class _Connection(Communicator):
             self.send(x, other)
         return [self._take(other) for other in range(self.size)]
 
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        for other, part in enumerate(parts):
+            self.send(part, other)
+        return [self._take(other) for other in range(self.size)]
+
     def send(self, x: torch.Tensor, place: int) -> None:
         box = self._meeting.box(self._axis, self._members[self.place], self._members[place])
         box.put(x.clone(memory_format=torch.contiguous_format))

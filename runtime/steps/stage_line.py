@@ -6,7 +6,7 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.ir.machine.load_context import Communicator, LoadContext
-from ingot.ir.mesh import STAGES
+from ingot.ir.mesh import ONE_DEVICE, STAGES, Mesh, with_rank_rows
 from ingot.ir.parse import parse_type
 from ingot.runtime.steps.bucket import Bucket
 
@@ -18,21 +18,26 @@ class StageLine:
     device   the device of the values
     back     connects them for the values of endings, which come back to earlier stages; None: `ranks` does. On a GPU,
              endings run next to forward passes, in no fixed order. Each connection needs one order
+    mesh     all ranks: those of a stage may split the rows of a value
     """
 
-    def __init__(self, ranks: Communicator, device: torch.device, back: Communicator | None = None) -> None:
-        self._ranks, self._device = ranks, device
+    def __init__(
+        self, ranks: Communicator, device: torch.device, back: Communicator | None = None, mesh: Mesh = ONE_DEVICE
+    ) -> None:
+        self._ranks, self._device, self._mesh = ranks, device, mesh
         self._back = ranks if back is None else back
 
     @staticmethod
     def of(context: LoadContext) -> "StageLine | None":
         """Return the line of a loaded rank; None on a mesh without stages. All ranks must call it."""
         found = context.communicators.get(STAGES)
-        return None if found is None else StageLine(found, context.device, found.second(context.device))
+        if found is None:
+            return None
+        return StageLine(found, context.device, found.second(context.device), context.mesh)
 
     def without_ranks(self) -> "StageLine":
         """Return a line that receives zeros, and sends nothing."""
-        return StageLine(_Nobody(self.place, self._ranks.size), self._device)
+        return StageLine(_Nobody(self.place, self._ranks.size), self._device, mesh=self._mesh)
 
     @property
     def place(self) -> int:
@@ -50,7 +55,7 @@ class StageLine:
 
         `sizes` has the size of every symbolic dim, by name.
         """
-        ranks = self._back if late else self._ranks
+        ranks, sizes = self._back if late else self._ranks, with_rank_rows(sizes, self._mesh)
         for one in bucket.plan.transfers.received if bucket.plan.transfers is not None else ():
             if (one.stage > self.place) is late:
                 value_type = parse_type(bucket.plan.values[one.name].type)
@@ -79,6 +84,9 @@ class _Nobody(Communicator):
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [x] + [torch.zeros_like(x) for _ in range(1, self.size)]
+
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        return [parts[self.place]] + [torch.zeros_like(parts[0]) for _ in range(1, self.size)]
 
     def send(self, x: torch.Tensor, place: int) -> None:
         return

@@ -63,7 +63,9 @@ def test_collectives_are_the_ops(size: int, dtype: torch.dtype) -> None:
             ("all_gather", {"dim": 1, "parts": size}),
             ("all_gather", {"dim": 0, "parts": size}),
             ("reduce_scatter", {"dim": 1, "parts": size}),
+            ("reduce_scatter", {"dim": 0, "parts": size}),
             ("take_part", {"dim": 1, "parts": size}),
+            ("take_part", {"dim": 0, "parts": size}),
         ):
             op = OPS[name]
             assert op.across is not None
@@ -71,6 +73,26 @@ def test_collectives_are_the_ops(size: int, dtype: torch.dtype) -> None:
             for mine, theirs in zip(called(name, values, attributes), wanted, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
                 assert mine.is_contiguous()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 7, 12])
+def test_rows_are_split_and_gathered(rows: int, size: int) -> None:
+    """The sum of rows that may not divide is that of an all-reduce, bit by bit."""
+    values = [torch.randn(rows, 6).bfloat16() * 10.0**place for place in range(size)]
+    attributes = {"axis": "tp", "dim": 0, "parts": size}
+
+    def work(one: NcclCommunicator) -> torch.Tensor:
+        part = functions(one)["ingot.reduce_scatter"](values[one.place], **attributes)
+        found: torch.Tensor = functions(one)["ingot.all_gather"](part, values[0], **attributes)
+        return found
+
+    fake = FakeNccl()
+    found = joined(fake, size, work)
+    for mine, theirs in zip(found, called("all_reduce", values, {}), strict=True):
+        assert torch.equal(mine, theirs) and mine.is_contiguous()
+    kinds = {kind for _, kind in fake.called}
+    assert ("reduce part" in kinds) is (size == 2), "of two ranks, NCCL adds; more exchange parts"
 
 
 def test_the_embedding_of_a_part_of_the_vocabulary() -> None:
@@ -117,7 +139,7 @@ def test_an_abort_ends_a_call_that_waits() -> None:
         watching.join()
         assert not one.alive
         ones = torch.ones(1)
-        calls = (lambda: one.total(ones), lambda: one.send(ones, 1), lambda: one.exchange([ones, ones]))
+        calls = (lambda: one.total(ones), lambda: one.send(ones, 1), lambda: one.exchange(torch.ones(2, 1)))
         for call in calls:
             with pytest.raises(RankError, match="was ended, because one of them is gone"):
                 call()
@@ -261,6 +283,10 @@ def test_memory_is_planned_as_it_is_allocated() -> None:
     assert call("all_gather")(x, axis="tp", dim=1, parts=2).shape == (4, 12)
     assert call("all_gather")(x, axis="tp", dim=0, parts=2).shape == (8, 6)
     assert call("take_part")(x, axis="tp", dim=1, parts=2).shape == (4, 3)
+    # Padded to six rows, received, three values of two rows in float32, and the result.
+    wanted = 2 * 6 * 6 * 2 + 3 * 2 * 6 * 4 + 2 * 6 * 2
+    assert sum(one.nbytes for one in call("reduce_scatter")(x, axis="tp", dim=0, parts=3)) == wanted
+    assert call("all_gather")(x, torch.empty(7, device="meta"), axis="tp", dim=0, parts=2).shape == (8, 6)
 
 
 def test_a_communicator_is_freed_with_its_object() -> None:

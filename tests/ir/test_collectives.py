@@ -10,7 +10,7 @@ from ingot.ir.infer import infer
 from ingot.ir.interpret import interpret, interpret_ranks
 from ingot.ir.mesh import Rank, check_mesh, groups, mesh_text, parse_mesh, ranks, world_size
 from ingot.ir.ops import OPS
-from ingot.ir.ops.collectives import collective_of
+from ingot.ir.ops.collectives import collective_of, in_parts, own_part
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.verify import verify
@@ -54,6 +54,31 @@ def test_moving_parts() -> None:
         assert torch.equal(torch.cat(halves, dim), TOTAL) and halves[0].shape == halves[1].shape
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 9])
+def test_rows_that_do_not_divide_are_padded_with_zeros(rows: int, ranks: int) -> None:
+    """All parts have equally many rows. A gather cuts the padding off. Bits of sums do not depend on it."""
+    values = [torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(ranks)]
+    total = across("all_reduce", values, axis="tp")[0]
+    attrs: dict[str, Any] = {"axis": "tp", "dim": 0, "parts": ranks}
+    sums = across("reduce_scatter", values, **attrs)
+    for parts in (sums, across("take_part", [total] * ranks, **attrs)):
+        joined = torch.cat(parts)
+        assert {part.shape[0] for part in parts} == {-(-rows // ranks)}
+        assert torch.equal(joined[:rows], total) and not joined[rows:].any()
+    like = torch.zeros(rows, dtype=torch.int32)
+    assert all(torch.equal(whole, total) for whole in across("all_gather", sums, [like] * ranks, **attrs))
+    each = torch.stack([own_part(total, place, ranks, 0) for place in range(ranks)])
+    assert torch.equal(in_parts(total, ranks, 0), each), "the parts of all ranks at once"
+
+
+def test_parts_of_columns_at_once() -> None:
+    wide = torch.randn(5, 12)[:, :6]  # not row-major
+    assert torch.equal(in_parts(wide, 3, 1), torch.stack(wide.chunk(3, 1)))
+    rows = torch.randn(6, 4)
+    assert in_parts(rows, 3, 0).data_ptr() == rows.data_ptr(), "whole rows are not copied"
+
+
 def test_a_vocabulary_in_parts_is_one() -> None:
     weight = torch.randn(10, 3)
     ids = torch.tensor([0, 9, 4, 5, 5], dtype=torch.int32)
@@ -91,6 +116,23 @@ def test_what_does_not_divide_has_no_type() -> None:
             infer(OPS[name].overload, (x,), {"axis": "tp", "dim": 1, "parts": 2, **attrs}, program)
     with pytest.raises(VerifyError, match="no collective moves a value from shard to partial"):
         infer(OPS["redistribute"].overload, (x,), {"axis": "tp", "src": "shard", "dst": "partial"}, program)
+
+
+def test_types_of_rows() -> None:
+    """The rows of a rank have a symbol of their own, and a gather has the rows of the value that it is given."""
+    text = "program p stage=NORMAL\ndim T in [1, 8]\ndim T_tp in [1, 4]\ninput x: f32[T, 5]\ninput y: f32[T_tp, 5]\n"
+    program = parse_program(f"{text}return x=%x\n")
+    x, y = program.find("x"), program.find("y")
+    attrs: dict[str, Any] = {"axis": "tp", "dim": 0, "parts": 2}
+    for name in ("reduce_scatter", "take_part"):
+        assert str(infer(OPS[name].overload, (x,), attrs, program)) == "f32[T_tp, 5]"
+    gather = OPS["all_gather"].overload
+    assert str(infer(gather, (y, x), attrs, program)) == "f32[T, 5]"
+    for args, changes in (((x, x), {}), ((y, x), {"dim": 1}), ((y, y), {})):
+        with pytest.raises(VerifyError, match=r"are not the T(_tp)? rows of `like`"):
+            infer(gather, args, {**attrs, **changes}, program)
+    with pytest.raises(VerifyError, match="arithmetic on a symbol"):
+        infer(gather, (y,), attrs, program)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -43,6 +43,24 @@ param v.w: f32[3, 5, 4] tp=shard(0) = shard(source(name="v"), axis="tp", dim=0, 
 %g = ingot.all_gather(%a, axis="tp", dim=1, parts=2) : f32[T, 6, 5]
 return g=%g
 """
+ROWS = """dim T_tp in [1, 4]
+input x: f32[T, 4]
+input i: i32[T]
+input g: f32[4]
+param up: f32[3, 4] tp=shard(0) = shard(source(name="up"), axis="tp", dim=0, segments=[])
+%p = ingot.take_part(%x, axis="tp", dim=0, parts=2) : f32[T_tp, 4] tp=shard(0)
+%w = ingot.all_gather(%p, %x, axis="tp", dim=0, parts=2) : f32[T, 4]
+%c = ingot.vocab_embedding(%i, %up, axis="tp", parts=2) : f32[T, 4] tp=partial
+%s = ingot.reduce_scatter(%c, axis="tp", dim=0, parts=2) : f32[T_tp, 4] tp=shard(0)
+%b = ingot.add_rms_norm(%s, %p, %g, eps=0.1) : (f32[T_tp, 4], f32[T_tp, 4])
+%n = getitem(%b, 0) : f32[T_tp, 4] tp=shard(0)
+%r = getitem(%b, 1) : f32[T_tp, 4] tp=shard(0)
+%a = ingot.all_gather(%n, %x, axis="tp", dim=0, parts=2) : f32[T, 4]
+%t = ingot.all_gather(%r, %x, axis="tp", dim=0, parts=2) : f32[T, 4]
+%l = ingot.linear(%a, %up) : f32[T, 3] tp=shard(1)
+%j = ingot.all_gather(%l, axis="tp", dim=1, parts=2) : f32[T, 6]
+return j=%j, t=%t, w=%w
+"""
 # rule -> (stage, the healthy body, what is changed in it, the message, part of what was expected)
 BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
     "a partial value returned": (
@@ -242,6 +260,42 @@ BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
         "a state cannot be tp=partial",
         "replicated or shard",
     ),
+    "rows of a rank for a matmul of parts": (
+        "FUSED",
+        ROWS,
+        {"linear(%a, %up) : f32[T, 3]": "linear(%n, %up) : f32[T_tp, 3]", "return j=%j": "return j=%j, a=%a"},
+        "ingot.linear is given 'x' as tp=shard(0)",
+        "tp=replicated",
+    ),
+    "rows of a rank added to whole rows": (
+        "FUSED",
+        ROWS,
+        {"add_rms_norm(%s, %p,": "add_rms_norm(%s, %q,", "%p = ": "%q = aten.mul.Tensor(%z, 2.0) : f32[T_tp, 4]\n%p = "}
+        | {"input g": "input z: f32[T_tp, 4]\ninput g"},
+        "ingot.add_rms_norm is given 'residual' as tp=replicated",
+        "tp=shard(0)",
+    ),
+    "rows of a rank returned": (
+        "FUSED",
+        ROWS,
+        {"t=%t": "t=%t, r=%r"},
+        "output 'r' is tp=shard(0)",
+        "tp=replicated",
+    ),
+    "rows of a rank whose number is not that of the mesh": (
+        "FUSED",
+        ROWS,
+        {"dim T_tp in [1, 4]": "dim T_tp in [1, 5]"},
+        "dim T_tp in [1, 5] on 2 ranks",
+        "T_tp in [1, 4], as T in [1, 8]",
+    ),
+    "parts of rows for more ranks than the mesh has": (
+        "FUSED",
+        ROWS,
+        {'%p = ingot.take_part(%x, axis="tp", dim=0, parts=2)': '%p = ingot.take_part(%x, axis="tp", dim=0, parts=3)'},
+        "ingot.take_part on axis tp: 3 parts on axis tp",
+        "2, its size",
+    ),
     "a state on an axis that the mesh lacks": (
         "CACHED",
         STATES,
@@ -269,6 +323,19 @@ def test_broken_rule(rule: str) -> None:
         verify(program(body, stage))
     assert caught.value.what == message
     assert expected in caught.value.expected
+
+
+def test_rows_of_a_rank_verify() -> None:
+    found = program(ROWS, "FUSED")
+    verify(found)
+    assert print_program(found) == HEAD.format(stage="FUSED") + ROWS
+
+
+def test_one_device_has_no_rows_of_a_rank() -> None:
+    text = "program p stage=NORMAL\ndim T in [1, 8]\ndim T_tp in [1, 4]\ninput x: f32[T, 4]\nreturn y=%x\n"
+    with pytest.raises(VerifyError, match=r"dim T_tp in \[1, 4\] without ranks of tp") as caught:
+        verify(parse_program(text))
+    assert caught.value.expected == "a mesh with the axis tp"
 
 
 def test_one_device_has_no_collectives_and_no_placements() -> None:

@@ -125,6 +125,12 @@ class FakeNccl:
         assert operation == 0
         return self._meet(comm, "reduce", (source, target, count, dtype))
 
+    def _ncclReduceScatter(
+        self, source: int, target: int, count: int, dtype: int, operation: int, comm: int, stream: int
+    ) -> int:
+        assert operation == 0
+        return self._meet(comm, "reduce part", (source, target, count, dtype))
+
     def _meet(self, comm: int, kind: str, call: Any) -> int:
         """Wait for the same call of all ranks, then do this rank's part. It fails if another rank aborts."""
         assert comm in self._ranks, "a call after an abort"
@@ -134,7 +140,12 @@ class FakeNccl:
         try:
             group.barrier.wait(SECONDS)
             assert {one for one, _ in group.calls} == {kind}, "ranks call different functions"
-            parts: dict[str, Callable[..., None]] = {"gather": _gather, "reduce": _reduce, "group": _deliver}
+            parts: dict[str, Callable[..., None]] = {
+                "gather": _gather,
+                "reduce": _reduce,
+                "reduce part": _reduce_part,
+                "group": _deliver,
+            }
             parts[kind](place, [one for _, one in group.calls])
             group.barrier.wait(SECONDS)
         except threading.BrokenBarrierError:
@@ -156,6 +167,14 @@ def _gather(place: int, calls: list[Any]) -> None:
 def _reduce(place: int, calls: list[Any]) -> None:
     _, target, count, dtype = calls[place]
     total = sum(_widened(_array(source, count, dtype), dtype) for source, *_ in calls)
+    _array(target, count, dtype)[:] = _narrowed(np.asarray(total), dtype)
+
+
+def _reduce_part(place: int, calls: list[Any]) -> None:
+    """Each rank gets `count` elements of the sum: those of its place."""
+    _, target, count, dtype = calls[place]
+    own = slice(place * count, (place + 1) * count)
+    total = sum(_widened(_array(source, count * len(calls), dtype)[own], dtype) for source, *_ in calls)
     _array(target, count, dtype)[:] = _narrowed(np.asarray(total), dtype)
 
 

@@ -59,6 +59,11 @@ class ThreadCommunicator(Communicator):
             self.send(x, other)
         return [self._take(other) for other in range(self.size)]
 
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        for other, part in enumerate(parts):
+            self.send(part, other)
+        return [self._take(other) for other in range(self.size)]
+
     def send(self, x: torch.Tensor, place: int) -> None:
         self._group.boxes[self.place, place].put(x.clone(memory_format=torch.contiguous_format))
 
@@ -166,11 +171,16 @@ def thread_engine(folder: Path, num_pages: int = 8, **options: Any) -> Iterator[
 
 def generated(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Any]:
     """The completions of an engine for prompts of token ids, in their order."""
+    return [output.outputs[0] for output in answered(engine, prompts, params)]
+
+
+def answered(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Any]:
+    """The outputs of an engine for prompts of token ids, in their order."""
     for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
         engine.add_request(f"{index}", {"prompt_token_ids": list(prompt)}, one, stream=False)
     found = {}
     while engine.has_unfinished():
-        found |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+        found |= {output.request_id: output for output in engine.step() if output.finished}
     return [found[f"{index}"] for index in range(len(prompts))]
 
 
