@@ -142,14 +142,18 @@ class Pass(ABC):
     numerics   how results may change: EXACT, ROUNDING or LOSSY. It may be a property that depends on the options.
     joins      for passes that run only if the user names them. Such a pass runs last in the phase that leads to this
                stage.
+    by_bucket  whether such a pass runs once for each bucket class (a range of step sizes), in the phase that does so
     follows    the pass of this phase after which such a pass runs; "": it runs last. It also runs last if that pass is
                left out.
+    on_mesh    whether such a pass is only for a mesh whose ranks hold parts of each layer
     """
 
     name: ClassVar[str]
     numerics: ClassVar[Numerics]
     joins: ClassVar[Stage] = Stage.FUSED
+    by_bucket: ClassVar[bool] = False
     follows: ClassVar[str] = ""
+    on_mesh: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:

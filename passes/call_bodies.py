@@ -81,4 +81,7 @@ def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
     for name in ("T", "B", "L", "G"):  # a sequence has at least one token, a token at most one row of logits
         if name in dims:
             dims[name] = Dim(name, low if name == "T" else 1, min(high, dims[name].hi))
+    if "T_tp" in dims:
+        ranks = program.mesh["tp"]
+        dims["T_tp"] = Dim("T_tp", -(-low // ranks), min(-(-high // ranks), dims["T_tp"].hi))
     return dims

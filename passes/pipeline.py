@@ -35,6 +35,7 @@ from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
 from ingot.passes.select_rows_early import SelectRowsEarly
 from ingot.passes.separate_rounding import SeparateRounding
+from ingot.passes.sequence_parallel import SequenceParallel
 from ingot.passes.shard import Shard
 from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
@@ -85,6 +86,7 @@ ON_REQUEST: Mapping[str, type[Pass]] = {
     AdoptQuantized.name: AdoptQuantized,
     Quantize.name: Quantize,
     InsertAdapters.name: InsertAdapters,
+    SequenceParallel.name: SequenceParallel,
 }
 
 # Passes that may be left out of a correct compilation; later stages need the others.
@@ -165,13 +167,26 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
     if made is None:
         return pipeline
     one = check_pass_class(made, name)()
-    if all(phase.stage is not one.joins for phase in pipeline):
-        pipeline = tuple(sorted((*pipeline, Phase(one.joins, ())), key=lambda phase: phase.stage))
-    joined = next(place for place, phase in enumerate(pipeline) if phase.stage is one.joins)
+    if one.on_mesh and all(phase.stage is not Stage.SHARDED for phase in pipeline):
+        raise OptionError(
+            f"the pass '{name}' without tensor parallelism",
+            where="--passes",
+            expected="a mesh with tp of 2 or more",
+            hint=f"add --mesh tp=2 (with its own sizes), or leave '{name}' out",
+        )
+    if not any(_takes(phase, one) for phase in pipeline):
+        made_phase = Phase(one.joins, (), one.by_bucket)
+        pipeline = tuple(sorted((*pipeline, made_phase), key=lambda phase: (phase.stage, phase.by_bucket)))
+    joined = next(place for place, phase in enumerate(pipeline) if _takes(phase, one))
     return tuple(
         replace(phase, passes=_joined(phase.passes, one)) if place == joined else phase
         for place, phase in enumerate(pipeline)
     )
+
+
+def _takes(phase: Phase, one: Pass) -> bool:
+    """Return whether a pass that runs on request runs in `phase`."""
+    return phase.stage is one.joins and (phase.by_bucket or not one.by_bucket)
 
 
 def _joined(passes: tuple[Pass, ...], one: Pass) -> tuple[Pass, ...]:

@@ -14,6 +14,7 @@ from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.ir.mesh import with_rank_rows
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name
@@ -132,7 +133,7 @@ def largest_step(program: Program) -> dict[str, int]:
     if "L" in sizes:
         rows = sizes.get("B", sizes["T"]) * find_ending(program.ending.name).fed(program.ending)
         sizes["L"] = min(sizes["L"], sizes["T"], rows + MAX_SCORED)
-    return sizes
+    return with_rank_rows(sizes, program.mesh) if "T_tp" in sizes else sizes
 
 
 def _held(value: Value, sizes: Mapping[str, int]) -> int:

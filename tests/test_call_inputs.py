@@ -75,6 +75,18 @@ def test_steps_keep_every_bound(bucket: BucketClass, sequences: int, pages: int)
     assert steps or reachable < low
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_rows_of_a_rank(ranks: int) -> None:
+    """A call of rows that ranks split is timed on as many as one rank has in the step."""
+    program = Program("main", Stage.LOWERED, {"T": Dim("T", 1, 8192)}, bucket=EXTEND, mesh={"tp": ranks})
+    program.dims["T_tp"] = Dim("T_tp", 1, -(-8192 // ranks))
+    x, gain = program.add_input("x", TensorType(BF16, ("T_tp", 4))), program.add_input("g", TensorType(BF16, (4,)))
+    body = call_body(program, build.call(program, OPS["rms_norm"].overload, (x, gain), {"eps": 0.1}), "call")
+    assert str(body.dims["T_tp"]) == f"T_tp in [{-(-65 // ranks)}, {-(-8192 // ranks)}]"
+    step = TimedStep(728, 4, 182)
+    assert inputs_for(body, step, "cpu", torch.Generator())[0].shape == (-(-728 // ranks), 4)
+
+
 def test_an_input_that_no_step_says_is_refused() -> None:
     program = Program("main", Stage.LOWERED, {"T": Dim("T", 1, 8)}, bucket=DECODE_1)
     tokens = program.add_input("tokens", TensorType(I32, ("T",)))

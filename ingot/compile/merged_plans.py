@@ -87,6 +87,7 @@ def _merged_plan(plans: list[Plan]) -> Plan:
         executables[item.id] = max(known, item, key=lambda one: one.workspace)
     return plans[0].model_copy(
         update={
+            "dims": {name: bounds for plan in plans for name, bounds in plan.dims.items()},
             "outputs": {name: _widest(name, [plan.outputs[name] for plan in plans]) for name in plans[0].outputs},
             "inputs": {name: text for plan in plans for name, text in plan.inputs.items()},
             "params": {name: text for plan in plans for name, text in plan.params.items()},

@@ -79,6 +79,8 @@ def check_plan(plan: Plan) -> None:
             raise _error(f"the input '{declared.name}' is missing", "inputs", str(declared.type))
     # The inputs of a pipeline stage need not show all sizes of a step; the other stages send values of any size.
     step_dims = _dims(plan.inputs.values()) if plan.stage is None else frozenset(plan.dims)
+    if "T" in step_dims and "T_tp" in plan.dims:
+        step_dims |= {"T_tp"}  # follows from T and the mesh
     for name, text in plan.params.items():
         _check_type(text, f"params, {name}", frozenset())
     for name, state in plan.states.items():

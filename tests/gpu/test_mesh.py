@@ -48,8 +48,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe-plain", {"moe_intermediate_size": 64, "vocab_size": 384}, {}),
     "qwen3-int8": ("qwen3-scaled", {"num_hidden_layers": 3, "intermediate_size": 128}, {"quantize": "int8"}),
 }
-# All sums by NCCL. Without it, a kernel adds over peer memory.
-NCCL: dict[str, Any] = {"backend": "auto,nccl"}
+EDITED: dict[str, dict[str, Any]] = {
+    # All sums by NCCL. Without it, a kernel adds over peer memory.
+    "nccl": {"backend": "auto,nccl"},
+    # The prompt of 90 tokens is a long step.
+    "rows": {"passes": "default,sequence-parallel"},
+}
 LIMITS: dict[str, Any] = {"max_batch": 8, "max_tokens": 96, "max_seq_len": 160, "dtype": "float32", "trace": "none"}
 LONG = [(11 * place + 5) % 300 for place in range(90)]
 PROMPTS = [LONG, [*LONG[:40], 7], [9], [5, 6, 7, 8], list(range(20, 41)), [301, 2]]
@@ -65,7 +69,8 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU; with "tp=2 nccl", NCCL adds all."""
+    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one GPU. With "tp=2 nccl", NCCL adds all. With
+    "tp=2 rows", ranks split the rows of long steps."""
     folder = tmp_path_factory.mktemp("mesh")
 
     def made(model: str, mesh: str) -> Path:
@@ -74,8 +79,9 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
         if not path.exists():
             if not (folder / model).exists():
                 TINY[name].write(folder / model, **changes)
-            options = {**options, **(NCCL if mesh.endswith(" nccl") else {})}
-            mesh = mesh.removesuffix(" nccl")
+            for word, more in EDITED.items():
+                if mesh.endswith(f" {word}"):
+                    options, mesh = {**options, **more}, mesh.removesuffix(f" {word}")
             compile_model(folder / model, path, mesh=parse_mesh(mesh), target="cuda", **LIMITS, **options)
         return path
 
@@ -94,7 +100,7 @@ def closed(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("cuda_graphs", ["need", "all", "none"])
-@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "tp=2 nccl", "pp=2"))))
+@pytest.mark.parametrize(("model", "mesh"), list(itertools.product(MODELS, ("tp=2", "tp=2 nccl", "tp=2 rows", "pp=2"))))
 def test_tokens_are_those_of_one_gpu(
     model: str, mesh: str, cuda_graphs: Any, artifact: Callable[[str, str], Path]
 ) -> None:
@@ -107,7 +113,8 @@ def test_tokens_are_those_of_one_gpu(
         assert generated(llm) == wanted, "from cached pages, and by captured graphs"
         assert bool(llm.loaded.executor.captured.decode) is (cuda_graphs != "none")
         shares: Any = getattr(llm.loaded.context.communicators.get("tp"), "shares", [])
-        assert [one is not None for one in shares] == [True] * (mesh == "tp=2"), "NCCL does not replace the kernel"
+        kernels = mesh in ("tp=2", "tp=2 rows")
+        assert [one is not None for one in shares] == [True] * kernels, "NCCL does not replace the kernel"
     finally:
         closed(llm)
 

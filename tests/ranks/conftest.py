@@ -30,18 +30,19 @@ LIMITS = {"max_batch": 5, "max_tokens": 37, "max_seq_len": 80, "backend": "refer
 
 
 @pytest.fixture(scope="session")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one process."""
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`artifact(model, mesh)`: the path of an artifact; the mesh "" is one process. `artifact(model, mesh, passes)` has
+    other passes."""
     folder = tmp_path_factory.mktemp("ranks")
 
-    def made(model: str, mesh: str) -> Path:
+    def made(model: str, mesh: str, passes: str = "default") -> Path:
         name, changes, options = MODELS[model]
-        path = folder / f"{model}-{mesh.replace(' ', '-')}.ingot"
+        path = folder / f"{model}-{mesh.replace(' ', '-')}-{'edited' * (passes != 'default')}.ingot"
         if not path.exists():
             checkpoint = folder / model
             if not checkpoint.exists():
                 TINY[name].write(checkpoint, **changes)
-            compile_model(checkpoint, path, mesh=parse_mesh(mesh), **LIMITS, **options)
+            compile_model(checkpoint, path, mesh=parse_mesh(mesh), passes=passes, **LIMITS, **options)
         return path
 
     return made

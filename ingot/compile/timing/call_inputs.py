@@ -11,6 +11,7 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.errors import BackendError
 from ingot.ir.features.sharing import COLUMNS
+from ingot.ir.ops.stand_ins import rows_of_part
 from ingot.ir.program import Program, held_type, named_values
 from ingot.ir.types import TensorType
 
@@ -98,6 +99,10 @@ def _page_size(body: Program) -> int:
 def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
     pages = -(-step.context // (_page_size(body) or 1))
     known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages}
+    if "T_tp" in body.dims and body.bucket is not None:
+        # The body of a call names no mesh. The bounds show the number of ranks.
+        ranks = -(-body.bucket.tokens[1] // body.dims["T_tp"].hi)
+        known["T_tp"] = rows_of_part(step.tokens, ranks)
     return {**known, "R": step.sequences, "S": step.sequences, "pages": pages * step.sequences, "G": 1}
 
 
