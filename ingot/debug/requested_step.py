@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ingot.debug.explained import StepShape
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.mesh import with_rank_rows
 from ingot.ir.program import Program
 from ingot.runtime.loading.artifact import Artifact
 
@@ -126,7 +127,8 @@ def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
-    return {**sizes, "R": rows, "S": step.sequences, "pages": pages, "G": 1}
+    sizes = {**sizes, "R": rows, "S": step.sequences, "pages": pages, "G": 1}
+    return with_rank_rows(sizes, program.mesh)
 
 
 def limits_of(artifact: Artifact) -> StepLimits:

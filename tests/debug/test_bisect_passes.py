@@ -39,6 +39,7 @@ from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.quantize import Quantize
+from ingot.passes.sequence_parallel import SequenceParallel
 
 pytestmark = pytest.mark.xdist_group("bisect")
 
@@ -89,6 +90,15 @@ def _rounded_sum(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> No
     with program.graph.inserting_after(narrow):
         wide = build.call(program, ops.cast.overload, (narrow,), {"dtype": torch.float32})
     reduced.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not narrow)
+
+
+def _rounded_part(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (part,) = calls(nodes, ops.reduce_scatter.overload)
+    with program.graph.inserting_after(part):
+        narrow = build.call(program, ops.cast.overload, (part,), {"dtype": torch.bfloat16})
+    with program.graph.inserting_after(narrow):
+        wide = build.call(program, ops.cast.overload, (narrow,), {"dtype": torch.float32})
+    part.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not narrow)
 
 
 def _swapped_recipe(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
@@ -205,19 +215,24 @@ def test_windows_are_healthy(windows: Path, again: None) -> None:
     "fault",
     drawn(
         1,
-        [Fault(InsertCollectives, 2, _rounded_sum, "cast_1"), Fault(InsertPagedKV, 1, _swapped_k_and_v, "kv_append_1")],
+        [
+            Fault(InsertCollectives, 2, _rounded_sum, "cast_1"),
+            Fault(InsertPagedKV, 1, _swapped_k_and_v, "kv_append_1"),
+            Fault(SequenceParallel, 1, _rounded_part, "cast_1"),
+        ],
     ),
     ids=str,
 )
 def test_a_fault_on_a_mesh_is_named(fault: Fault, again: None, tmp_path: Path) -> None:
-    path = _on_a_mesh(SHARDED["q and k norms"], tmp_path)
+    passes = f"default,{SequenceParallel.name}{{steps=all}}" if fault.whose is SequenceParallel else "default"
+    path = _on_a_mesh(SHARDED["q and k norms"], tmp_path, passes=passes)
     with planted(fault.whose, fault.index, fault.harm):
         check_named(bisect(path), fault)
 
 
-def _on_a_mesh(case: Sharded, folder: Path) -> Path:
+def _on_a_mesh(case: Sharded, folder: Path, **options: Any) -> Path:
     source = TINY[case.checkpoint].write(folder / "checkpoint", **case.changes)
-    compile_model(source, folder / "a.ingot", **{**OPTIONS, "max_seq_len": 64}, mesh=case.mesh)
+    compile_model(source, folder / "a.ingot", **{**OPTIONS, "max_seq_len": 64, **options}, mesh=case.mesh)
     return folder / "a.ingot"
 
 
@@ -230,7 +245,7 @@ def _on_a_mesh(case: Sharded, folder: Path) -> Path:
 )
 def test_no_pass_is_to_blame_on_a_mesh(name: str, tmp_path: Path) -> None:
     """Not even in what the second look would take back."""
-    case = Case.open(_on_a_mesh(SHARDED[name], tmp_path))
+    case = Case.open(_on_a_mesh(SHARDED[name], tmp_path, passes=f"default,{SequenceParallel.name}{{steps=all}}"))
     assert blame_pass(case, Judge(case)) is None
 
 

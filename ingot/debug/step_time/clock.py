@@ -16,6 +16,7 @@ from ingot.debug.step_time.work import Work, works
 from ingot.ir.artifact.plan import BucketPlan, Plan, Plans
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.mesh import with_rank_rows
 from ingot.ir.program import Program
 from ingot.runtime.loading.artifact import Artifact
 from ingot.runtime.loading.plan_file import read_plan_file
@@ -73,7 +74,7 @@ class StepClock:
         graphs = [served_size(plan, bucket, costs.step, self.device.gpu) for plan, bucket in found_plans]
         served = None if None in graphs else graphs[0]
         computed = served or computed_size(*found_plans[0], costs.step)
-        run = {**sizes, "T": computed.T, "B": computed.B, "L": computed.L}
+        run = with_rank_rows({**sizes, "T": computed.T, "B": computed.B, "L": computed.L}, program.mesh)
         shape = Shape(sizes, run, costs.step.context, self.device.gpu)
         found = works(program, [bucket for _, bucket in found_plans], shape, choices, self.kernels)
         taken = None

@@ -11,6 +11,7 @@ from ingot.debug.bisect.programs.observe import Observed, Tensors, by_token, is_
 from ingot.debug.bisect.programs.schedule import Step
 from ingot.ir.interpret import interpret
 from ingot.ir.numerics.contracts import Measured
+from ingot.ir.numerics.recording import is_part_of_rows
 from ingot.ir.program import Program, RegionCall, target_name, tensor_type
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import TensorType
@@ -88,7 +89,7 @@ class ObservedProgram:
         placement = node.meta.get("placement", ())
         if node.op == "placeholder" and node.meta["kind"] == "param":
             placement = self.program.params[str(node.target)].placement
-        if not placement:
+        if not placement or is_part_of_rows(node):  # these are joined already
             return parts[0]
         (place,) = placement if len(placement) == 1 else (None,)
         if place is None or place.segments:

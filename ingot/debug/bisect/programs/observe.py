@@ -10,6 +10,7 @@ from ingot.debug.bisect.programs.schedule import Step
 from ingot.ir.cache.exact import comparable_state
 from ingot.ir.interpret import interpret_ranks
 from ingot.ir.numerics.harness import fresh_states
+from ingot.ir.numerics.recording import assembled, is_part_of_rows, without_padding
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
@@ -21,7 +22,7 @@ class Observed:
     """The results of one step of a program.
 
     `outputs` maps names to outputs. On a mesh of devices, a state among them is a stack [ranks, …]. `values` maps the
-    name of each watched node to its values, one for each rank.
+    name of each watched node to its values, one for each rank. A value whose rows are split over ranks is joined.
     """
 
     step: Step
@@ -72,6 +73,10 @@ def observe(
             for name, value in given.items():
                 if placed.get(name) in watch:
                     seen.setdefault(placed[name], []).append(value)
+        for node in program.graph.nodes if program.mesh else ():
+            if node.name in seen and is_part_of_rows(node):
+                whole = assembled(seen[node.name], node.meta["placement"], program.mesh)
+                seen[node.name] = [without_padding(node, whole, program, inputs)] * len(results)
         yield Observed(step, outputs, seen)
 
 
@@ -99,4 +104,5 @@ def is_by_token(node: fx.Node) -> bool:
     A value with a row for each row of logits counts too. In a bisection, every token has a row of logits.
     """
     value_type = node.meta["type"]
-    return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))
+    by_row = isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))
+    return by_row or is_part_of_rows(node)
