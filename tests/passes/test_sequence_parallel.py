@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from sharded import CASES
-from staged import logits_of, pass_context, staged, traced
+from staged import LIMITS, logits_of, pass_context, staged, traced
 from tiny import TINY
 
 from ingot import compile_model
+from ingot.backends.gloo.emit import Gloo
 from ingot.backends.nccl.emit import NcclBackend
 from ingot.backends.peer.emit import Peer
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
+from ingot.compile.merged_plans import merged_plans
 from ingot.frontend.trace import Limits
 from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass
@@ -25,10 +27,11 @@ from ingot.ir.machine.target import Target
 from ingot.ir.numerics.harness import rank_params, step_inputs
 from ingot.ir.numerics.recording import is_part_of_rows, record
 from ingot.ir.parse import parse_program
-from ingot.ir.program import Program, Stage, op_counts, target_name
+from ingot.ir.program import Program, Stage, op_counts, target_name, tensor_type
 from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.pipeline import PIPELINE, edit_pipeline, pipeline_for
 from ingot.passes.sequence_parallel import SequenceParallel
+from ingot.runtime.loading.check_plan import check_plan
 
 BEFORE = (Path(__file__).parent / "goldens" / "sequence-parallel.before.ir").read_text(encoding="utf-8")
 MESH = {"tp": 2}
@@ -93,19 +96,24 @@ def test_logits_of_models_keep_their_bits(name: str, tmp_path: Path) -> None:
 
 
 def test_a_residual_stream_is_split_to_its_end() -> None:
-    """Each sum but the last of the stream is followed by one gather. One more gathers the residual."""
+    """In long steps: each sum is followed by one gather, and one more gathers the residual. Decode stays as it is."""
     case = CASES["key-value groups"]
     model = traced({**TINY[case.checkpoint].config, **case.changes})
-    _, lowered = staged(model, edit_pipeline(ALL_STEPS, pipeline_for(case.mesh)), mesh=case.mesh)
-    program = lowered.programs["any"]
+    classes = (BucketClass(name="decode", tokens=(1, 16)), BucketClass(name="extend", tokens=(17, LIMITS.max_tokens)))
+    pipeline = edit_pipeline("default,sequence-parallel", pipeline_for(case.mesh))
+    context = pass_context(bucket=None, mesh=case.mesh, backends=(Reference(), Rowwise(), Gloo()))
+    lowered = run_pipeline(model, context, classes, pipeline)
+    counts = {name: op_counts(program) for name, program in lowered.programs.items()}
+    assert "ingot.reduce_scatter" not in counts["decode"] and counts["extend"]["ingot.reduce_scatter"] == 3
+    program = lowered.programs["extend"]
     by_row = [node for node in program.calls() if str(node.meta["type"]).startswith("f32[T_tp")]
     assert {str(node.meta["placement"][0]) for node in by_row} == {"tp=shard(0)"}
-    counts = op_counts(program)
-    whole = [node for node in program.calls(ops.all_reduce.overload) if str(node.meta["type"]).startswith("f32[T,")]
+    assert not [node for node in program.calls(ops.all_reduce.overload) if tensor_type(node).shape[0] == "T"]
     gathers = [node for node in program.calls(ops.all_gather.overload) if node.kwargs["dim"] == 0]
-    assert not whole and len(gathers) == counts["ingot.reduce_scatter"] + 1 == 4
-    assert program.plan is not None
-    assert program.plan.buckets[0].memory.sizes["T_tp"] == 128, "of 256 tokens"
+    assert len(gathers) == 4
+    plan = merged_plans({"main": lowered}).plans["main"]
+    check_plan(plan)
+    assert plan.dims["T_tp"] == (1, 128) and plan.buckets[1].memory.sizes["T_tp"] == 128, "of 256 tokens"
 
 
 def test_recorded_values_are_whole(tmp_path: Path) -> None:
