@@ -100,7 +100,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
     if op is None:
         works_by_row = _keeps_rows(call)
     elif op.across is not None:
-        works_by_row = True  # ranks split columns: rows, which a symbol counts, are not divided
+        works_by_row = named_arguments(call).get("dim", 1) != 0  # ranks that split columns do not divide rows
     else:
         bound = named_arguments(call)
         works_by_row = {bound[name] for name in op.rows if bound[name] is not None} == set(rows)

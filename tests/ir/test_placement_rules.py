@@ -135,6 +135,7 @@ def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set
 # Ways of splitting that the rules accept, beside nothing split at all.
 WAYS: dict[str, set[str]] = {
     "activate": {"x:shard1"},
+    "add_rms_norm": {"x:shard0 residual:shard0"},
     "append_attention": {
         "kv:shard3 q:shard1 k:shard1 v:shard1",
         "kv:shard3 q:shard1 k:shard1 v:shard1 sinks:shard0",

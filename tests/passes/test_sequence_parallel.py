@@ -167,6 +167,18 @@ def test_rows_are_gathered_before_other_calls() -> None:
     check_equal(outputs(after, 21), outputs(parse_program(text), 21))
 
 
+def test_matmuls_read_whole_rows() -> None:
+    """Also one whose weight every rank has whole, such as the router of experts: it reads the gathered rows."""
+    text = BEFORE.replace(
+        "%up_1 =",
+        "%router = ingot.linear(%normed_0, %shared) : f32[T, 3]  # layer 1\n%up_1 =",
+    ).replace("param bias", 'param shared: f32[3, 4] = source(name="shared")\nparam bias')
+    after, record = apply_to(text.replace("return y=%last", "return y=%last, routed=%router"))
+    assert record.matches == 2 and op_counts(after)["ingot.all_gather"] == 2
+    (router,) = (node for node in after.calls(ops.linear.overload) if node.name == "router")
+    assert str(router.meta["type"]) == "f32[T, 3]" and str(router.args[0]) == "all_gather"
+
+
 @pytest.mark.parametrize(
     ("target", "tokens", "q_max", "steps", "matches"),
     [
