@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from sharded import CASES
-from staged import LIMITS, logits_of, pass_context, staged, traced
+from staged import logits_of, pass_context, staged, traced
 from tiny import TINY
 
 from ingot import compile_model
@@ -99,7 +99,7 @@ def test_a_residual_stream_is_split_to_its_end() -> None:
     """In long steps: each sum is followed by one gather, and one more gathers the residual. Decode stays as it is."""
     case = CASES["key-value groups"]
     model = traced({**TINY[case.checkpoint].config, **case.changes})
-    classes = (BucketClass(name="decode", tokens=(1, 16)), BucketClass(name="extend", tokens=(17, LIMITS.max_tokens)))
+    classes = (BucketClass(name="decode", tokens=(1, 16)), BucketClass(name="extend", tokens=(17, 200)))
     pipeline = edit_pipeline("default,sequence-parallel", pipeline_for(case.mesh))
     context = pass_context(bucket=None, mesh=case.mesh, backends=(Reference(), Rowwise(), Gloo()))
     lowered = run_pipeline(model, context, classes, pipeline)
@@ -113,7 +113,8 @@ def test_a_residual_stream_is_split_to_its_end() -> None:
     assert len(gathers) == 4
     plan = merged_plans({"main": lowered}).plans["main"]
     check_plan(plan)
-    assert plan.dims["T_tp"] == (1, 128) and plan.buckets[1].memory.sizes["T_tp"] == 128, "of 256 tokens"
+    assert plan.dims["T_tp"] == (1, 128), "of 256 tokens, the limit of all steps"
+    assert plan.buckets[1].memory.sizes["T_tp"] == 100, "of 200 tokens, the limit of the class"
 
 
 def test_recorded_values_are_whole(tmp_path: Path) -> None:
