@@ -165,6 +165,18 @@ def test_costs_are_those_of_a_rank(folder: Path) -> None:
     assert {(call.flops, call.bytes) for call in reduced} == {(config["hidden_size"], 8 * config["hidden_size"])}
 
 
+def test_tools_read_the_rows_of_a_rank(folder: Path) -> None:
+    """Of a step of nine tokens, a rank adds and norms five rows. The golden run has steps that do not divide."""
+    path, passes = folder / "rows.ingot", "default,sequence-parallel{steps=all}"
+    compile_model(folder / "checkpoint", path, mesh=MESH, passes=passes, check_numerics=True, **LIMITS)  # type: ignore[arg-type]
+    hidden = json.loads((folder / "checkpoint" / "config.json").read_text())["hidden_size"]
+    calls = explain(path, RequestedStep(tokens=9, sequences=1, context=9)).buckets[0].calls
+    scattered = [call for call in calls if call.op == "ingot.reduce_scatter"]
+    assert len(scattered) == 3 and {call.flops for call in scattered} == {5 * hidden}
+    found = verify(path)
+    assert found.wrong == 0 and found.promise is Promise.BITWISE and not found.changed
+
+
 def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:
     artifact = open_artifact(folder / "two.ingot")
     for rank in (Rank(0, ()), Rank(2, (("tp", 2, 3),))):
