@@ -113,6 +113,9 @@ class _RecordedConnection(Communicator):
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         return self._connection.gather(x)
 
+    def exchange(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        return self._connection.exchange(parts)
+
     def send(self, x: torch.Tensor, place: int) -> None:
         name = f"send to stage {place}"
         self._recorder.record(SEND, place, x.nbytes, name, lambda: self._connection.send(x, place))
