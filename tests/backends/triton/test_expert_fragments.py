@@ -1,8 +1,12 @@
 """The experts of few tokens in MXFP4, by the kernels that load operands of tensor cores (`quant_fragments.py`)."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from drawn import in_one_of
 from quant_experts_calls import call, check
+from sm_90 import run_without_interpreter
 from triton_schedules import DEVICE, new_schedule, some
 
 from ingot.backends.triton.lower.call import Call, Refused
@@ -125,3 +129,48 @@ def test_tuning(gated: bool) -> None:
         schedule, _ = make_schedule(machine, MIXTURE, 32, {problem: tiles})
         (launch,) = (one for one in schedule.launches if one.kernel.__name__.endswith(f"{name}_fragments"))
         assert launch.constants["TILES"] * launch.constants["WAYS"] == launch.warps
+
+
+SCRIPT = """
+import json
+import re
+
+import torch
+
+from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.device import Machine, compile_launches
+from ingot.backends.triton.tune.experts import Mixture, make_schedule
+
+device.DEVICE = "cpu"
+mixture = Mixture(2880, 2880, 32, 4, formats=("mxfp4", "mxfp4"))
+found = {}
+for tokens, which in ((32, "up"), (64, "down")):
+    schedule, _ = make_schedule(Machine(90, 132), mixture, tokens)
+    schedule.launches = [one for one in schedule.launches if one.kernel.__name__.endswith(f"{which}_fragments")]
+    for launch, made in zip(schedule.launches, compile_launches(schedule, {"T": tokens}), strict=True):
+        text = made.asm["ptx"]
+        loops = []
+        for branch in re.finditer(r"@%p[0-9]+ bra\\s+(\\$L__BB[0-9_]+);", text):
+            begin = text.find(branch[1] + ":")
+            if 0 <= begin < branch.start():
+                loops.append(text[begin : branch.start()])
+        (loop,) = (one for one in loops if "mma.sync" in one)
+        names = ("mma.sync", ".v4.b32", ".shared", "bar.sync", "shfl")
+        found[f"{launch.kernel.__name__} {tokens}"] = [loop.count(name) for name in names]
+print(json.dumps(found))
+"""
+
+
+@in_one_of(3)
+def test_lanes_keep_what_they_load(tmp_path: Path) -> None:
+    """In the loop, no value moves between threads: the layouts of tensors are those of the instruction.
+
+    An iteration has three steps. Each has four loads of words, and for each eight tokens four loads of x and 16
+    instructions.
+    """
+    (tmp_path / "loops.py").write_text(SCRIPT)
+    found = run_without_interpreter(tmp_path / "loops.py")
+    assert found == {
+        "quant_experts_up_fragments 32": [48, 12 + 12, 0, 0, 0],
+        "quant_experts_down_fragments 64": [2 * 48, 12 + 2 * 12, 0, 0, 0],
+    }

@@ -10,7 +10,7 @@
 import triton
 import triton.language as tl
 
-FRAGMENTS = tl.constexpr(8)
+FRAGMENTS = tl.constexpr(8)  # chunks of other orders have 16 columns or more
 _COLUMNS = tl.constexpr(128)  # of four lanes
 
 
