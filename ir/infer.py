@@ -2,7 +2,7 @@
 
 Each symbol is replaced by a prime that occurs nowhere else in the call. The shape function runs on meta tensors, and
 the primes in its result become symbols again. This is exact: the only arithmetic on sizes in a flattened program is the
-division of rows over ranks, which has a symbol of its own (`rows_of_part`).
+division of rows over ranks, which has a symbol of its own (`part_of_symbol`).
 """
 
 import operator

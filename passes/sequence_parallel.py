@@ -75,11 +75,13 @@ class SequenceParallel(Pass):
         if self.steps == "long":
             few = GPU_FEW_TOKENS if context.target.device == "cuda" else FEW_TOKENS
             bucket = context.any_bucket()
-            if bucket.q_max == 1 or bucket.tokens[1] <= few:
+            if bucket.q_max == 1:
                 return  # a class of decode steps
             if bucket.tokens[0] <= few:
+                least, most = bucket.tokens
+                have = f"have at most {most}" if most <= few else f"may have {least}"
                 for node in sums:
-                    rewriter.refuse(node, f"steps of the class {bucket.name} may have {bucket.tokens[0]} tokens")
+                    rewriter.refuse(node, f"steps of the class {bucket.name} {have} tokens")
                 return
         like = next((node for node in program.placeholders("input") if _has_rows(node)), None)
         splitting = _Splitting(rewriter)

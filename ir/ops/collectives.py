@@ -11,7 +11,7 @@ import torch
 
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops.registry import Sample, define, lookup_traffic, wide
-from ingot.ir.ops.stand_ins import rows_of_part
+from ingot.ir.ops.stand_ins import part_of_symbol, rows_of_part
 from ingot.ir.placements import Call, Fit, Rule, whole
 
 Ranks = list[torch.Tensor]
@@ -45,6 +45,10 @@ def _divided(x: torch.Tensor, dim: int, parts: int) -> int:
 def _each(x: torch.Tensor, dim: int, parts: int) -> int:
     """Return the size of a part along `dim`. Rows (dim 0) need not divide: `own_part` pads them."""
     return rows_of_part(x.shape[0], parts) if dim == 0 else _divided(x, dim, parts)
+
+
+def _part_fake(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    return _resized(x, dim, part_of_symbol(x.shape[0], parts) if dim == 0 else _divided(x, dim, parts))
 
 
 def own_part(x: torch.Tensor, place: int, parts: int, dim: int) -> torch.Tensor:
@@ -91,7 +95,7 @@ def _gather(
 def _gather_fake(x: torch.Tensor, like: torch.Tensor | None = None, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     if like is None:
         return _resized(x, dim, x.shape[dim] * parts)
-    if dim != 0 or x.shape[0] != rows_of_part(like.shape[0], parts):
+    if dim != 0 or x.shape[0] != part_of_symbol(like.shape[0], parts):
         raise ValueError(f"{parts} parts of {list(x.shape)} along dim {dim} are not the {like.shape[0]} rows of `like`")
     return _resized(x, 0, like.shape[0])
 
@@ -216,7 +220,7 @@ def all_gather(x: torch.Tensor, like: torch.Tensor | None = None, *, axis: str, 
 
 @define(
     samples=_samples(dim=1, parts=2),
-    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _each(x, dim, parts)),
+    fake=_part_fake,
     across=_reduce_part,
     fusible=False,
     flops=1,
@@ -233,7 +237,7 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
 
 @define(
     samples=_samples(dim=1, parts=2),
-    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _each(x, dim, parts)),
+    fake=_part_fake,
     across=_part,
     fusible=False,
     flops=0,

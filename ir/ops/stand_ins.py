@@ -10,8 +10,10 @@ STAND_INS: Mapping[str, int] = dict(zip(DIM_MEANINGS, _PRIMES, strict=True))
 
 
 def rows_of_part(rows: int, parts: int) -> int:
-    """Return the rows of a rank if `parts` ranks split `rows` rows: all have equally many, rounded up.
+    """Return the rows of a rank if `parts` ranks split `rows` rows: all have equally many, rounded up."""
+    return -(-rows // parts)
 
-    The number that stands for "T" becomes that of "T_tp".
-    """
-    return STAND_INS["T_tp"] if rows == STAND_INS["T"] else -(-rows // parts)
+
+def part_of_symbol(rows: int, parts: int) -> int:
+    """Return `rows_of_part` for a shape function: the number that stands for "T" becomes that of "T_tp"."""
+    return STAND_INS["T_tp"] if rows == STAND_INS["T"] else rows_of_part(rows, parts)

@@ -195,13 +195,13 @@ def test_matmuls_read_whole_rows() -> None:
     ],
 )
 def test_bucket_classes(target: str, tokens: tuple[int, int], q_max: int | None, steps: str, matches: int) -> None:
-    """Long steps alone, unless the option says all. A class of both is refused by name."""
+    """Long steps alone, unless the option says all. Other classes are refused by name, but for those of decode."""
     bucket = BucketClass(name="some", tokens=tokens, q_max=q_max)
     _, record = apply_to(BEFORE, steps=steps, target=Target.named(target), bucket=bucket)
     assert record.matches == matches
-    mixed = steps == "long" and not matches and tokens[1] > 64 - 48 * (target == "cpu") and q_max is None
-    reasons = [f"steps of the class some may have {tokens[0]} tokens"] * 2 if mixed else []
-    assert [one.reason for one in record.refusals] == reasons
+    refused = steps == "long" and not matches and q_max is None
+    have = f"have at most {tokens[1]}" if tokens[1] <= (16 if target == "cpu" else 64) else f"may have {tokens[0]}"
+    assert [one.reason for one in record.refusals] == [f"steps of the class some {have} tokens"] * 2 * refused
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

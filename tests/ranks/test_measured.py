@@ -13,7 +13,7 @@ from planted_rank import plant
 
 import ingot.cli.main as cli
 from ingot.debug.mesh_time import run as measured_run
-from ingot.debug.mesh_time.collectives import collective_of
+from ingot.debug.mesh_time.collectives import collective_in
 from ingot.ir.mesh import parse_mesh, ranks
 from ingot.ir.parse import parse_programs
 from ingot.runtime.loading.artifact import open_artifact
@@ -91,7 +91,7 @@ def test_floors_of_the_collectives_of_a_program(artifact: Callable[[str, str], P
     width, vocab = 54 * 4, 366 * 4  # bytes of a row of the residual stream, and of logits
     for ranks_of_axis, summed, gathered in ((2, 3 * width, 3 * vocab // 2), (4, 9 * width // 2, 9 * vocab // 2)):
         mesh = {"tp": ranks_of_axis}
-        found = [collective_of(node, program, sizes, mesh, 10**6) for node in program.calls()]
+        found = [collective_in(node, program, sizes, mesh, 10**6) for node in program.calls()]
         sent = [(one.what, one.sent) for one in found if one is not None]
         assert sent == [("all_reduce", summed)] * 7 + [("all_gather", gathered)]
         assert all(one is None or (one.axis, one.floor) == ("tp", one.sent / 10**6) for one in found)

@@ -15,7 +15,7 @@ import torch
 
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.experts import lower_experts
-from ingot.backends.triton.lower.experts.fragments import blocks_of, fragment_tiles, reads_fragments
+from ingot.backends.triton.lower.experts.fragments import blocks_of, fragment_tiles, most_warps, reads_fragments
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
@@ -220,7 +220,8 @@ def mixture_of(problem: ExpertsProblem) -> Mixture:
 def tokens_of(problem: ExpertsProblem, sm: int) -> int:
     """Return the tokens of the step in which a matmul is timed: the middle of the steps that compute it.
 
-    Choices are computed alone most often in steps of one token. `sm` is the compute capability.
+    Choices are computed alone most often in steps of one token. `sm` is the compute capability. Both matmuls count as
+    stored in one format: a problem does not say what the other one has.
     Raises RuntimeError if no step of a bucket class does.
     """
     few = blocks_of(mixture_of(problem).formats, DTYPES[problem.dtype], sm)
@@ -287,7 +288,7 @@ def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
 
 def candidates(problem: ExpertsProblem, machine: Machine) -> list[AnyTiles]:
     """Return the tile sizes to time for a matmul: those of a compile, and others that fit."""
-    if reads_fragments(problem.packing, DTYPES[problem.dtype], machine.sm, problem.block) and problem.block > 1:
+    if reads_fragments(problem.packing, DTYPES[problem.dtype], machine.sm, problem.block):
         found = _fragment_candidates(problem)
     elif problem.block > 1:
         found = _group_candidates(problem, machine)
@@ -320,7 +321,8 @@ def _fragment_candidates(problem: ExpertsProblem) -> Iterator[AnyTiles]:
     known = fragment_tiles(problem.gated, problem.block)
     rows = 16 if problem.gated else 32
     for tiles, ways in itertools.product((1, 2, 4), (1, 2, 4)):
-        yield replace(known, block_n=rows * tiles, warps=tiles * ways)
+        if tiles * ways <= most_warps(problem.block):
+            yield replace(known, block_n=rows * tiles, warps=tiles * ways)
 
 
 def _group_candidates(problem: ExpertsProblem, machine: Machine) -> Iterator[AnyTiles]:

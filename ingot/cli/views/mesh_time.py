@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from ingot.debug.mesh_time.times import Exchange, MeshTime, RankStep
 
 _RANK_COLUMNS = ("rank", "step>", "computes>", "moves>", "waits>", "between calls>", "waits for")
-_EXCHANGE_COLUMNS = (
-    *("exchange", "axis", "ranks", "calls>", "sent>", "floor>", "moves>", "of floor>", "waits>", "last"),
-)
+_EXCHANGE_COLUMNS = ("exchange", "axis", "ranks", "calls>", "sent>", "floor>", "moves>", "of floor>", "waits>", "last")
 
 
 def print_mesh_time(time: "MeshTime") -> None:

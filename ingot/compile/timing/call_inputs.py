@@ -100,9 +100,10 @@ def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
     pages = -(-step.context // (_page_size(body) or 1))
     known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages}
     if "T_tp" in body.dims and body.bucket is not None:
-        # The body of a call names no mesh. The bounds show the number of ranks.
-        ranks = -(-body.bucket.tokens[1] // body.dims["T_tp"].hi)
-        known["T_tp"] = rows_of_part(step.tokens, ranks)
+        # The body of a call names no mesh. The bounds show the number of ranks, or fewer in classes of few tokens, such
+        # as 3 of 4 for 9 tokens. A rank has no more rows than the bound.
+        ranks, most = -(-body.bucket.tokens[1] // body.dims["T_tp"].hi), body.dims["T_tp"].hi
+        known["T_tp"] = min(rows_of_part(step.tokens, ranks), most)
     return {**known, "R": step.sequences, "S": step.sequences, "pages": pages * step.sequences, "G": 1}
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.debug.explained import BucketCosts
-from ingot.debug.mesh_time.collectives import collective_of, link_bandwidth
+from ingot.debug.mesh_time.collectives import collective_in, link_bandwidth
 from ingot.debug.mesh_time.evaluate import MeshCalls, evaluate
 from ingot.debug.mesh_time.merge_traces import merge_traces
 from ingot.debug.mesh_time.run import run_mesh
@@ -55,7 +55,7 @@ class MeshClock:
         collectives = {
             node.name: found
             for node in dict.fromkeys(node for stage in stages for node in stage)
-            if (found := collective_of(node, program, sizes, self.mesh, link)) is not None
+            if (found := collective_in(node, program, sizes, self.mesh, link)) is not None
         }
         names = [[node.name for node in stage] for stage in stages]
         run = run_mesh(self.artifact.folder, costs.step, trace=self.trace is not None)

@@ -24,7 +24,7 @@ LEAST_SENT: Mapping[str, Callable[[int], Fraction]] = {
 }
 
 
-def collective_of(
+def collective_in(
     node: fx.Node, program: Program, sizes: Mapping[str, int], mesh: Mesh, link: int | None
 ) -> Collective | None:
     """Return what the ranks exchange in a call; None if it needs no other rank.

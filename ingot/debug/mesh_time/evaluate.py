@@ -36,7 +36,7 @@ def evaluate(run: MeshRun, mesh: Mesh, calls: MeshCalls) -> tuple[MeshTime, dict
     """Return the time of a step, and that of each call on the ranks that run it, by its name.
 
     The faster half of the recorded steps counts, so that other work of the machine does not. All times are means of
-    these steps. Raises InternalError if a rank has not recorded each of its calls once in every step.
+    these steps. Raises InternalError if a rank has not recorded each of its calls and transfers once in every step.
     """
     steps = _faster_half(run.spans)
     sums = _Sums(mesh, calls)
@@ -60,6 +60,10 @@ _Step = Mapping[int, Sequence[CallSpan]]
 
 
 def _faster_half(spans: Mapping[int, Sequence[Sequence[CallSpan]]]) -> list[_Step]:
+    if len(counts := {len(steps) for steps in spans.values()}) != 1:
+        raise InternalError(
+            f"ranks have recorded {' and '.join(map(str, sorted(counts)))} steps", expected="equally many on all ranks"
+        )
     steps: list[_Step] = [dict(zip(spans, step, strict=True)) for step in zip(*spans.values(), strict=True)]
     return sorted(steps, key=_length)[: -(-len(steps) // 2)]
 
@@ -184,6 +188,11 @@ class _Sums:
         stage = self._ranks[rank].stage
         received = [span for span in step[rank] if span.kind == RECEIVE and span.number == place]
         sent = [span for span in step[source] if span.kind == SEND and span.number == stage]
+        if len(received) != len(sent):
+            raise InternalError(
+                f"rank {rank} has received {len(received)} values of a step, and rank {source} has sent {len(sent)}",
+                expected="each value sent and received once",
+            )
         for into, out in zip(received, sent, strict=True):
             waits = min(max(0, out.begin - into.begin), into.end - into.begin) * 1e-9
             moves = into.seconds - waits

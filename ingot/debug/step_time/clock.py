@@ -70,9 +70,9 @@ class StepClock:
         """
         found_plans = self._plans(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
-        # Stages capture the sizes that all of them can capture.
+        # Stages capture the sizes that all of them can capture, so a size of some alone is not captured.
         graphs = [served_size(plan, bucket, costs.step, self.device.gpu) for plan, bucket in found_plans]
-        served = None if None in graphs else graphs[0]
+        served = graphs[0] if all(one == graphs[0] for one in graphs) else None
         computed = served or computed_size(*found_plans[0], costs.step)
         run = with_rank_rows({**sizes, "T": computed.T, "B": computed.B, "L": computed.L}, program.mesh)
         shape = Shape(sizes, run, costs.step.context, self.device.gpu)

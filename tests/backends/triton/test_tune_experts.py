@@ -108,7 +108,8 @@ def test_candidates_are_tiles_that_fit(problem: ExpertsProblem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "reason"), [(2, "block 2"), (4, "block 4"), (48, "block 48"), (0, "block is 0"), (True, "block is True")]
+    ("block", "reason"),
+    [(2, "block 2"), (4, "block 4"), (8, "block 8"), (48, "block 48"), (0, "block is 0"), (True, "block is True")],
 )
 def test_blocks_that_no_kernel_has(block: int, reason: str) -> None:
     choice = choice_of(PROBLEMS[1], GroupTiles(64, 64, 4, 3))

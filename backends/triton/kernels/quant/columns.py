@@ -3,8 +3,8 @@
 - 0: as they are.
 - FRAGMENTS: four lanes of a warp each read 32 adjacent columns of 128, in four pieces of 16 bytes. So pieces with the
   same number are adjacent. Of the eight columns of a piece, number i + 4 follows number i (`fragments`).
-- Others: column 4 j + i of a chunk is at place i * CHUNK / 4 + j, because a word of 16 bits has four successive columns
-  (`quant_tile`).
+- Others: column 4 j + i of a chunk is at place i * CHUNK / 4 + j. A word of 16 bits has four successive columns, and
+  `quant_tile` takes the same one of all words together.
 """
 
 import triton

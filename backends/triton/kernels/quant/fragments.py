@@ -2,11 +2,11 @@
 
 An instruction m16n8k16 multiplies 16 rows and 16 columns of a weight with the same columns of 8 tokens. Lane 4 g + t of
 a warp has four columns of the rows g and g + 8, and of token g. These can be any columns, if all lanes with the same t
-have the same ones. So a lane loads the 32 adjacent elements of a row that 16 bytes store, with one scale, and uses them
-in the order in which they are stored. Nothing goes through shared memory, and warps do not wait for each other.
+have the same ones. So a lane loads the 32 adjacent elements of a row that 16 bytes store. They have one scale, and are
+used in the order in which they are stored. No operand goes through shared memory, and warps do not wait for each other.
 
-Tensors have a row for each thread, and four columns, which are adjacent registers. Of sums, the columns 0 and 1 are
-those of row g with the tokens 2 t and 2 t + 1, and the columns 2 and 3 those of row g + 8.
+Tensors have a row for each thread, and four columns, which are adjacent registers. The columns 0 and 1 of sums belong
+to row g and the tokens 2 t and 2 t + 1. The columns 2 and 3 belong to row g + 8.
 
 An f4e2m1 has a sign and the bits of a bf16 whose exponent is 126 too small. Four bits times 65 are the four bits twice,
 six places apart, without a carry. So one multiplication brings the sign and the other bits to their places.

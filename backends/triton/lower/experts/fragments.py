@@ -21,9 +21,8 @@ from ingot.ir.formats import find_format
 
 # Rows of a tile of a warp. The columns that a lane has at once must have one scale.
 _ROWS, _COLUMNS = 16, 32
-# The largest block of choices. For 32, `quant_tile` is as fast (the experts of GPT-OSS 20B and 128 tokens, on an H200).
-_MOST_CHOICES = 16
-# Choices of a block, by the most choices that an expert has on average.
+# Choices of a block, by the most choices that an expert has on average. In blocks of 32, `quant_tile` is as fast (the
+# experts of GPT-OSS 20B and 128 tokens, on an H200).
 _BLOCKS = ((4, 8), (12, 16))
 # The compute capability from which on the kernels' instructions exist.
 _LEAST_SM = 90
@@ -36,6 +35,7 @@ _TILES = {
     (16, False): GroupTiles(128, 4 * _COLUMNS, warps=4, stages=1),
 }
 _REGISTERS = {8: 128, 16: 168}
+_ALL_REGISTERS = 65536  # of a multiprocessor, since compute capability 3.0 (CUDA C++ Programming Guide)
 
 
 def reads_fragments(packing: str, dtype: torch.dtype, sm: int, block: int) -> bool:
@@ -51,7 +51,7 @@ def reads_fragments(packing: str, dtype: torch.dtype, sm: int, block: int) -> bo
         and format.activations is None
         and dtype is torch.bfloat16
         and sm >= _LEAST_SM
-        and block <= _MOST_CHOICES
+        and block in _REGISTERS
     )
 
 
@@ -60,7 +60,7 @@ def blocks_of(packings: Sequence[str], dtype: torch.dtype, sm: int) -> tuple[tup
 
     It is empty unless the kernels support all of them. The other arguments are those of `reads_fragments`.
     """
-    fit = packings and all(reads_fragments(packing, dtype, sm, _MOST_CHOICES) for packing in packings)
+    fit = packings and all(reads_fragments(packing, dtype, sm, _BLOCKS[-1][1]) for packing in packings)
     return _BLOCKS if fit else ()
 
 
@@ -69,10 +69,18 @@ def fragment_tiles(gated: bool, block: int) -> GroupTiles:
     return _TILES[block, gated]
 
 
-def fitting(chosen: GroupTiles, gated: bool) -> GroupTiles:
-    """Return `chosen` with no more rows than its warps have tiles for."""
-    rows = _ROWS if gated else 2 * _ROWS
-    return replace(chosen, block_n=rows * max(1, min(chosen.block_n // rows, chosen.warps)))
+def most_warps(block: int) -> int:
+    """Return the most warps of a program: the largest power of two for which a multiprocessor has registers."""
+    return 1 << (_ALL_REGISTERS // (32 * _REGISTERS[block])).bit_length() - 1
+
+
+def fitting(chosen: GroupTiles, gated: bool, block: int) -> GroupTiles:
+    """Return `chosen` with no more warps than fit, and no more rows than these have tiles for.
+
+    A tuning log may have tile sizes that were measured with `quant_tile`, before these kernels existed.
+    """
+    rows, warps = _ROWS if gated else 2 * _ROWS, min(chosen.warps, most_warps(block))
+    return replace(chosen, block_n=rows * max(1, min(chosen.block_n // rows, warps)), warps=warps)
 
 
 def _constants(quantized: QuantizedExperts, chosen: GroupTiles, rows: int) -> dict[str, object]:

@@ -38,9 +38,18 @@ class ExpertsProblem:
         Raises TypeError or ValueError if the entry does not describe a matmul of experts.
         """
         problem = read_problem(ExpertsProblem, choice)
-        if problem.dtype not in DTYPES or problem.block & (problem.block - 1) or 1 < problem.block < 8:
+        if (
+            problem.dtype not in DTYPES
+            or problem.block & (problem.block - 1)
+            or 1 < problem.block < problem.least_block
+        ):
             raise ValueError(f"block {problem.block}, dtype '{problem.dtype}'")
         return problem
+
+    @property
+    def least_block(self) -> int:
+        """Return the choices of the smallest block. Only kernels for quantized weights and bf16 have blocks of 8."""
+        return 8 if self.packing != PLAIN and self.dtype == "bf16" else 16
 
     @property
     def tiles_kind(self) -> type[RowTiles] | type[GroupTiles] | type[QuantMatvecTiles]:

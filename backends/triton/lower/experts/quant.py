@@ -141,7 +141,7 @@ def _group_tiles(
 def _fragment_tiles(one: Experts, schedule: Schedule, block: int, *, gated: bool) -> GroupTiles:
     problem, known = one.problem(gated, block), fragment_tiles(gated, block)
     chosen = schedule.choose(EXPERTS, problem.fields(), GroupTiles, lambda: (known, "heuristic"))
-    return fitting(chosen, gated)
+    return fitting(chosen, gated, block)
 
 
 def _tiles(quantized: QuantizedExperts, chosen: GroupTiles, depth: int) -> dict[str, Any]:

@@ -42,10 +42,11 @@ class RowTiles:
 
 @dataclass(frozen=True)
 class GroupTiles:
-    """The tile sizes of the kernels that take blocks of choices: `experts_up_tile` and `experts_down_tile`.
+    """The tile sizes of the kernels that take blocks of choices: `experts_up_tile`, `experts_down_tile` and others.
 
     A program computes `block_n` columns of the results, with `stages` blocks of `block_k` columns of the weight in
-    flight. `together` successive programs read the same rows of a weight if their blocks have one expert.
+    flight. `together` successive programs read the same rows of a weight if their blocks have one expert. The kernels
+    of `quant_fragments.py` have `block_k` and `stages` of their own.
     """
 
     block_n: int
