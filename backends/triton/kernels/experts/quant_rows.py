@@ -1,7 +1,7 @@
 """The experts of few tokens with quantized weights, without tensor cores: each choice multiplies rows of its expert.
 
-As in `experts_matvec`, no weight is loaded before the wait for the router. Elements take few instructions, and a
-program prepares the row of x itself, as in `quant_matvec`.
+As in `matvec.py`, the kernel of down loads its first weights before gate and up have ended. Elements take few
+instructions, and a program prepares the row of x itself, as in `quant_matvec`.
 """
 
 import triton
@@ -51,8 +51,6 @@ def quant_experts_up_rows(
     matrix [2 * F, K] for each expert; SIZES says how many elements an expert has of each. Those that the format lacks
     are not read. The other parameters are described in `experts_up_rows` and `quant_matvec`.
     """
-    if DEPENDENT:
-        gdc_launch_dependents()
     PER_WORD: tl.constexpr = 8 if ELEMENTS.chunk > 0 else 4
     CHUNKS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
     PARTS: tl.constexpr = 2 * ROWS
@@ -64,6 +62,8 @@ def quant_experts_up_rows(
     row = tl.minimum(n, F - 1)
     if DEPENDENT:
         gdc_wait()
+        # Not earlier, as in other kernels: the next one reads `chosen` before it waits.
+        gdc_launch_dependents()
     expert = tl.load(chosen + choice).to(tl.int64)
     words = weight + expert * SIZES.weight
     of_scales, of_zeros = scales + expert * SIZES.scales, zeros + expert * SIZES.scales
@@ -140,6 +140,8 @@ def quant_experts_down_rows(
     rows of the next step are loaded while those of a step are multiplied, also from one expert to the next. With WEIGH,
     `weights` f32[rows, TOP_K] multiply the results, else they are 1. The other parameters are described in
     `quant_experts_up_rows`.
+
+    The first rows are loaded before the wait. `chosen` must be complete then, which `quant_experts_up_rows` sees to.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -152,9 +154,8 @@ def quant_experts_down_rows(
     n = first + tl.arange(0, ROWS)
     row = tl.minimum(n, N - 1)
     experts = chosen + token * TOP_K
-    if DEPENDENT:
-        gdc_wait()
-    expert = tl.load(experts).to(tl.int64)
+    # Not from the L1 cache: another multiprocessor wrote it, and this kernel has not waited for it.
+    expert = tl.load(experts, cache_modifier=".cg").to(tl.int64)
     held = ()
     for nth in tl.static_range(ROWS):
         held = held + (
@@ -163,6 +164,8 @@ def quant_experts_down_rows(
                 tl.minimum(first + nth, N - 1), 0, 0, K, CHUNKS, PER_WORD, ELEMENTS,
             ),
         )  # fmt: skip
+    if DEPENDENT:
+        gdc_wait()
     sums = (tl.zeros((CHUNKS,), tl.float32),) * ROWS
     for step in range(TOP_K * BLOCKS):
         nth_choice = step // BLOCKS
