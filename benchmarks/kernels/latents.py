@@ -26,7 +26,7 @@ from results import add_json_option
 from sparse_decode import ATTEND, CHOOSE, SparseStep
 from sparse_decode import measure as measure_sparse
 
-from ingot.backends.triton.lower.attention.choice import known_tiles
+from ingot.backends.triton.lower.attention.choice import known_tiles, most_heads
 from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.call import Call as Lowered
 from ingot.backends.triton.lower.linear import head_linear
@@ -41,8 +41,7 @@ from ingot.ir.types import DTYPES, TensorType
 PARTS = ("attention", "sparse", "head_linear")
 PAGE = 16
 CLASSES = (1, 16, 32, 64, 8192)  # maximum tokens of the bucket classes
-# Heads of q: DeepSeek-V2-Lite, DeepSeek-V3. A tile of attention has at most 32 of them, so 128 are four groups.
-HEADS = {"16 heads": (1, 16), "128 heads": (4, 32)}
+HEADS = {"16 heads": 16, "128 heads": 128}  # heads of q: DeepSeek-V2-Lite, DeepSeek-V3
 LATENT, ROTATED, INNER = 512, 64, 128
 CONTEXTS: dict[str, tuple[int, ...]] = {
     "32 x 16k": (16384,) * 32,
@@ -64,10 +63,11 @@ def class_of(tokens: int) -> tuple[int, int]:
     return least, most
 
 
-def problem_of(heads: tuple[int, int], sequences: int, cache_dtype: str) -> DecodeProblem:
-    """Return the sizes of decode attention over latents. `heads` are (groups of q heads, heads of a group)."""
-    groups, group = heads
+def problem_of(heads: int, sequences: int, cache_dtype: str) -> DecodeProblem:
+    """Return the sizes of decode attention over latents, of `heads` q heads. A tile may hold a part of them."""
     tokens = class_of(sequences)[1]
+    group = min(heads, most_heads(tokens))
+    groups = heads // group
     return DecodeProblem(
         groups, group, LATENT + ROTATED, PAGE, "bf16", tokens, False, cache_dtype, f"latent_{LATENT}", groups
     )
@@ -123,17 +123,17 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    for (groups, group), tokens in itertools.product(HEADS.values(), TOKENS):
-        yield Case(groups * group, LATENT, INNER, tokens, turned=True)
-        yield Case(groups * group, INNER, LATENT, tokens, turned=False)
+    for heads, tokens in itertools.product(HEADS.values(), TOKENS):
+        yield Case(heads, LATENT, INNER, tokens, turned=True)
+        yield Case(heads, INNER, LATENT, tokens, turned=False)
 
 
 def sparse_steps() -> Iterator[tuple[str, str, SparseStep]]:
     """Yield (op, what it is for readers, the step): the indexer, and attention by the heads of a device and by all."""
     contexts = CONTEXTS["32 x 16k"]
     yield CHOOSE, "indexer, 32 x 16k, 2048 chosen", SparseStep(contexts, 128)
-    for name, (groups, group) in HEADS.items():
-        yield ATTEND, f"attention, {name}, 32 x 16k, 2048 chosen", SparseStep(contexts, groups * group)
+    for name, heads in HEADS.items():
+        yield ATTEND, f"attention, {name}, 32 x 16k, 2048 chosen", SparseStep(contexts, heads)
 
 
 def launcher(machine: Machine, case: Case) -> Launcher:
@@ -197,12 +197,12 @@ def main() -> None:
         pool = Pool()
         work = (
             (
-                attention_call(problem, f"{heads}, {name}", contexts),
+                attention_call(problem, f"{what}, {name}", contexts),
                 partial(measure_attention, machine, problem, contexts, pool),
             )
-            for heads, sizes in HEADS.items()
+            for what, heads in HEADS.items()
             for name, contexts in CONTEXTS.items()
-            for problem in [problem_of(sizes, len(contexts), options.cache_dtype)]
+            for problem in [problem_of(heads, len(contexts), options.cache_dtype)]
         )
         figures, missing = measure_figures("latents", work, peak, options.seconds)
         del pool

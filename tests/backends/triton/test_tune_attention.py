@@ -10,7 +10,14 @@ from triton_schedules import some
 from ingot.backends.triton.lower.attention.choice import known_tiles
 from ingot.backends.triton.lower.attention.decode import schedule_decode
 from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, EIGHT_BIT_TILES, DecodeTiles
+from ingot.backends.triton.lower.attention.split_limits import split_limits
+from ingot.backends.triton.lower.attention.tiles import (
+    DECODE_TILES,
+    EIGHT_BIT_TILES,
+    LATENT_EIGHT_BIT_TILES,
+    LATENT_TILES,
+    DecodeTiles,
+)
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
@@ -32,8 +39,8 @@ INT8 = replace(SEVERAL, cache_dtype="i8")
 PER_TOKEN = replace(SEVERAL, cache_dtype="i8", form="equal_per_token")
 TWO_WIDTHS = replace(APART, form="values_20", cache_dtype="f8e4m3")
 # Two groups of heads read one head of the cache.
-LATENT = DecodeProblem(2, 18, 24, 8, "f32", 16, False, form="latent_16", sharing=2)
-DEEPSEEK = DecodeProblem(4, 32, 576, 16, "bf16", 32, False, "f8e4m3", "latent_512", 4)
+LATENT = DecodeProblem(2, 36, 24, 8, "f32", 16, False, form="latent_16", sharing=2)
+DEEPSEEK = DecodeProblem(2, 64, 576, 16, "bf16", 32, False, "f8e4m3", "latent_512", 2)
 OTHERS = [EIGHT_BITS, INT8, PER_TOKEN, TWO_WIDTHS, LATENT]
 PROBLEMS = [ONE, SEVERAL, APART, *(DecodeProblem(8, 4, dim, 16, "bf16", 32, True) for dim in (64, 128, 256))]
 PROBLEMS += [*OTHERS, DEEPSEEK, replace(PROBLEMS[4], cache_dtype="f8e4m3")]
@@ -184,3 +191,32 @@ def test_a_call_and_the_problem_that_it_chooses_tiles_by_are_one(heads: int, gro
     launch, *_ = other.launches
     assert launch.constants["FORM"] == schedule.launches[0].constants["FORM"]
     assert (launch.constants["SPLITS"].chunk, launch.warps) == (16, 8)
+
+
+def test_known_tiles_of_latents_are_by_heads_and_steps() -> None:
+    """Other widths, dtypes and devices, for which nothing was timed, get the largest tiles that fit."""
+    problem = replace(DEEPSEEK, cache_dtype="auto")
+    assert known_tiles(problem, 90) == (LATENT_TILES[64][1], "table")
+    assert known_tiles(replace(problem, group=40), 90) == (LATENT_TILES[64][1], "table")
+    few = replace(problem, kv_heads=1, group=16, sharing=1)
+    assert known_tiles(few, 90) == (LATENT_TILES[16][16], "table")
+    assert known_tiles(replace(few, group=6), 90) == (LATENT_TILES[16][16], "table")
+    assert known_tiles(replace(few, tokens=1), 90) == (LATENT_TILES[16][1], "table")
+    assert known_tiles(DEEPSEEK, 90) == (LATENT_EIGHT_BIT_TILES[64][1], "table")
+    for other in ({"dtype": "f32"}, {"form": "latent_256"}, {"cache_dtype": "i8"}, {"form": "latent_512_per_token"}):
+        assert known_tiles(replace(problem, **other), 90)[1] == "heuristic"
+    assert known_tiles(problem, 89)[1] == "heuristic", "99 KB of shared memory do not hold 64 latents twice"
+
+
+def test_splits_that_are_known_early_fit_on_the_device() -> None:
+    """All (token, k/v head, split) of the largest step run at once. Fewer k/v heads therefore have more splits."""
+
+    def base(problem: DecodeProblem) -> int:
+        return split_limits(problem, DecodeTiles(64, 3, 2), 132).base
+
+    problem = DecodeProblem(8, 4, 128, 16, "bf16", 32, True)
+    assert [base(replace(problem, kv_heads=heads)) for heads in (8, 4, 2, 1)] == [1, 2, 4, 4]
+    assert [base(replace(problem, kv_heads=heads, tokens=16)) for heads in (32, 8, 4, 1)] == [2, 2, 4, 4]
+    assert base(replace(problem, tokens=512)) == 1
+    # One token: 32 splits, and more only if multiprocessors would have no program.
+    assert [base(replace(problem, kv_heads=heads, tokens=1)) for heads in (32, 8, 4, 2, 1)] == [8, 32, 32, 64, 64]

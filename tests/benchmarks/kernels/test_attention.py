@@ -53,11 +53,11 @@ def test_wrong_attention_is_no_figure(on_cpu: Script, wrong: None, monkeypatch: 
 def test_what_attention_over_latents_has_to_do(script: Script) -> None:
     """576 numbers of a row are read once for all heads, and 512 of them are values."""
     latents = script("latents")
-    for (groups, group), itemsize, cache_dtype in (((1, 16), 2, "auto"), ((4, 32), 1, "f8e4m3")):
-        problem = latents.problem_of((groups, group), 3, cache_dtype)
+    for heads, itemsize, cache_dtype in ((16, 2, "auto"), (128, 1, "f8e4m3")):
+        problem = latents.problem_of(heads, 3, cache_dtype)
         call = latents.attention_call(problem, "3 x 100", (100,) * 3)
         assert call.bytes == 300 * 576 * itemsize
-        assert call.flop == 300 * groups * group * 2 * (576 + 512)
+        assert call.flop == 300 * heads * 2 * (576 + 512)
     assert [latents.class_of(tokens) for tokens in (1, 2, 17, 64, 65)] == [
         (1, 1),
         (2, 16),
@@ -73,7 +73,7 @@ def test_attention_over_latents(on_cpu: Script, monkeypatch: pytest.MonkeyPatch)
     latents = on_cpu("latents")
     for name, size in (("LATENT", 16), ("ROTATED", 8)):
         monkeypatch.setattr(latents, name, size)
-    problem = replace(latents.problem_of((2, 2), 2, "auto"), dtype="f32")
+    problem = replace(latents.problem_of(4, 2, "auto"), kv_heads=2, group=2, sharing=2, dtype="f32")
     assert latents.measure_attention(MACHINE, problem, (20, 1), Pool()) == {"triton": [1e-3 / 2] * 11}
 
 
@@ -109,7 +109,7 @@ def test_latent_attention_of_prompts(on_cpu: Script, fed: int, before: int) -> N
 def test_wrong_kernels_of_latents_are_no_figure(on_cpu: Script, wrong: None, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = on_cpu("latents")
     monkeypatch.setattr(latents, "TRAFFIC", 1 << 10)
-    problem = replace(latents.problem_of((1, 2), 1, "auto"), dtype="f32")
+    problem = replace(latents.problem_of(2, 1, "auto"), dtype="f32")
     with pytest.raises(RuntimeError, match="the result is wrong by"):
         latents.measure_attention(MACHINE, problem, (40,), Pool())
     with pytest.raises(RuntimeError, match="the result is wrong by"):

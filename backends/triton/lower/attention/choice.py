@@ -2,18 +2,33 @@
 
 from dataclasses import replace
 
-from ingot.backends.triton.lower.attention.form_tiles import FormTiles, form_tiles
+from ingot.backends.triton.lower.attention.form_tiles import FormTiles, TileWidths, form_tiles
 from ingot.backends.triton.lower.attention.problem import AUTO, EQUAL, DecodeProblem
 from ingot.backends.triton.lower.attention.shapes import tile_widths_of, tiled
-from ingot.backends.triton.lower.attention.tiles import DECODE_TILES, EIGHT_BIT_TILES, PAGED_TILES, DecodeTiles
+from ingot.backends.triton.lower.attention.tiles import (
+    DECODE_TILES,
+    EIGHT_BIT_TILES,
+    LATENT_EIGHT_BIT_TILES,
+    LATENT_TILES,
+    PAGED_TILES,
+    DecodeTiles,
+)
+from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.tuning import Source
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.types import DTYPES
 
 # Most rows of a tile per warp; rows are the q heads that read one cache head. For the 71 heads of Falcon 7B, 8 warps
 # are faster than 4 on an H200, and 2 warps spill registers.
 _WARP_ROWS = 16
 _MEASURED_GROUP = 32  # most q heads per cache head in the measured problems
+# The latents of the measured problems: those of DeepSeek V2, V3 and the models built like them.
+_MEASURED_LATENTS = CacheForm(576, 512, shared=True)
+# Most q heads of a tile for caches of unequal widths, where up to 128 q heads may read one cache head. A tile of 64
+# rows is that of a warpgroup's matmul (wgmma). With one token, more programs with fewer heads each are faster up to
+# 2048 positions: 13 and 17 us against 18 and 20 us for 128 heads over 512 and 2048 latents on an H200.
+_MOST_HEADS, _MOST_HEADS_OF_ONE = 64, 32
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
@@ -21,9 +36,12 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
 
     The source is "table" if the sizes were measured for these sizes and dtypes, else "heuristic". The heuristic uses
     the most tokens of a step and the bytes of a head in a tile. Heads wider than any measured one get fewer keys per
-    tile. If keys and values differ in width, it chooses the largest tiles that fit on compute capability `sm`.
+    tile. If keys and values differ in width and were not measured, it chooses the largest tiles that fit on compute
+    capability `sm`.
     """
     if not problem.cache_form.equal:
+        if (timed := _measured_latents(problem, sm)) is not None:
+            return timed, "table"
         fitting = fitting_tiles(problem, sm)
         return DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0), "heuristic"
     if (exact := _measured(problem)) is not None:
@@ -38,6 +56,23 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
     while keys > LEAST and keys * row_bytes > by_bytes[measured].keys * measured:
         keys //= 2
     return enough_warps(problem, replace(by_bytes[measured], keys=keys)), "heuristic"
+
+
+def most_heads(tokens: int) -> int:
+    """Return the most q heads of a tile in steps of up to `tokens` tokens, for caches of unequal widths."""
+    return _MOST_HEADS_OF_ONE if tokens == 1 else _MOST_HEADS
+
+
+def _measured_latents(problem: DecodeProblem, sm: int) -> DecodeTiles | None:
+    """Return the tile sizes measured for latents, or None if there are none that fit on compute capability `sm`."""
+    tables = {AUTO: LATENT_TILES, "f8e4m3": LATENT_EIGHT_BIT_TILES}
+    if problem.cache_form != _MEASURED_LATENTS or DTYPES[problem.dtype].itemsize != 2:
+        return None
+    by_tokens = tables.get(problem.cache_dtype, {}).get(max(LEAST, power_of_two(problem.group)), {})
+    timed = by_tokens.get(max((tokens for tokens in by_tokens if tokens <= problem.tokens), default=0))
+    if timed is None or _widths_of(problem).shared(power_of_two(problem.group), timed.keys) > shared_memory(sm):
+        return None
+    return timed
 
 
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:
@@ -65,5 +100,9 @@ def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
     The caller has checked that the smallest tiles fit. It has also divided groups of q heads that are too large for a
     tile.
     """
+    return form_tiles(_widths_of(problem), sm, lambda *_: None, power_of_two(problem.group))
+
+
+def _widths_of(problem: DecodeProblem) -> TileWidths:
     form = tiled(problem.cache_form, problem.kv_heads, problem.group)
-    return form_tiles(tile_widths_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)
+    return tile_widths_of(form, 1, DTYPES[problem.dtype].itemsize)

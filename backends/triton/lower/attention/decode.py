@@ -7,7 +7,7 @@ import torch
 from ingot.backends.triton.kernels.attention.constants import Early, Splits
 from ingot.backends.triton.kernels.attention.decode import decode_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
-from ingot.backends.triton.lower.attention.choice import known_tiles
+from ingot.backends.triton.lower.attention.choice import known_tiles, most_heads
 from ingot.backends.triton.lower.attention.form_tiles import form_tiles
 from ingot.backends.triton.lower.attention.heads import static, want_equal, want_one_dtype
 from ingot.backends.triton.lower.attention.merge import schedule_merge, split_results
@@ -27,9 +27,6 @@ from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
-
-# Most q heads of a tile for caches of unequal widths, where up to 128 q heads may read one cache head.
-_MOST_HEADS = 32
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
@@ -88,7 +85,7 @@ def _launch(
     them.
     """
     if not attention.equal:
-        held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
+        held = min(most_heads(most_tokens), max(LEAST, attention.form.block_group))
         attention = attention.divided(form_tiles(attention.tile_widths(1), schedule.sm, call.want, held).rows)
     form = attention.form
     kv_heads = form.kv_heads

@@ -22,6 +22,12 @@ _COMBINED_HEADS = 32
 _APART = 4096
 # In steps of up to this many tokens, a context has at least two splits.
 _HALVED = 16
+# A context has up to this many splits that do not depend on its length, if all of them fit on the device at once. They
+# begin to load before the lengths are known: with 32 tokens of 512 positions and 4 k/v heads, two take 1 us of 17 less.
+_MOST_BASE = 4
+# Splits of a context in steps of one token, unless fewer programs than multiprocessors would run. More cost more time
+# to merge: with 4 k/v heads and 512 positions, 64 take 7.1 us on an H200 and 32 take 4.3 us.
+_SPLITS_OF_ONE = 32
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,14 @@ def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> Spli
     apart = problem.group * tile_width(problem.cache_form.value_width) >= _APART
     shares = max(1, tiles.programs * cores // problem.kv_heads)
     if problem.tokens == 1:
-        base = min(_MAX_APART if apart else _MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        enough = max(_SPLITS_OF_ONE, _power_below(cores // problem.kv_heads))
+        base = min(_MAX_APART if apart else min(_MAX_SPLITS, enough), _power_below(shares))
         return SplitLimits(base, base, 0, apart)
     most = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
-    return SplitLimits(2 if problem.tokens <= _HALVED else 1, most, shares, apart)
+    fitting = min(_MOST_BASE, _power_below(shares // problem.tokens))
+    return SplitLimits(max(fitting, 2 if problem.tokens <= _HALVED else 1), most, shares, apart)
+
+
+def _power_below(number: int) -> int:
+    """Return the largest power of two that is at most `number`, and 1 for 0."""
+    return 1 << max(0, number.bit_length() - 1)

@@ -23,32 +23,54 @@ class DecodeTiles:
 
 
 # The best tile sizes by the most tokens of a step, and the bytes of a key head. The measured layers have 8 kv heads and
-# 32 q heads; those with heads of 160 bytes have 32 of each. Several dozen tiles for each were timed on one H200 (copy:
-# 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0). These lose least over the mixes of contexts of tune/attention.py, or
-# within 2 % of that; for 512 tokens, over 128, 256 and 512 contexts of 512 to 640 positions and 96 of 2048.
+# 32 q heads; those with heads of 160 bytes have 32 of each. Those of up to 32 tokens with heads of 128 and 256 bytes
+# were timed between the matmuls before and after attention, also with 8 q heads per kv head, over contexts of 320 to
+# 32768 positions. There, fewer stages are faster than alone: a program of few bytes of shared memory fits beside those
+# of the matmul, and begins to load before it has ended. With 32 q heads of 128 elements, a token over 512 positions
+# takes 3.6 us, and 5.3 us with five stages; 32 tokens take 21.7 us, and 25 us with tiles of 64 keys in two warps.
+# The others were timed alone, several dozen each: they lose least over the mixes of contexts of tune/attention.py, or
+# within 2 % of that; for 512 tokens, over 128, 256 and 512 contexts of 512 to 640 positions and 96 of 2048. All on one
+# H200 (copy: 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0).
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
-    1: {128: DecodeTiles(128, 5, 1), 160: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 5, 2)},
-    16: {128: DecodeTiles(64, 5, 2, warps=2, ahead=4, early=0), 256: DecodeTiles(64, 5, 2, ahead=2)},
+    1: {128: DecodeTiles(128, 3, 2), 160: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 3, 2)},
+    16: {128: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 3, 2)},
     32: {
         128: DecodeTiles(128, 3, 2),
         160: DecodeTiles(64, 5, 4, warps=2, early=0),
-        256: DecodeTiles(64, 3, 4, warps=2),
+        256: DecodeTiles(128, 3, 2),
     },
     64: {128: DecodeTiles(64, 5, 2, warps=2), 256: DecodeTiles(64, 3, 2, warps=2, early=0)},
     512: {128: DecodeTiles(32, 5, 4, warps=1, early=0), 256: DecodeTiles(64, 3, 4, warps=2, ahead=1, early=0)},
 }
 
 # The best tile sizes over caches of 8-bit elements with one scale, by the most tokens of a step and the bytes of a key
-# head. Of 33 to 79 each, timed in f8e4m3 on one H200 (torch 2.11.0, Triton 3.6.0), these lose least over the mixes of
-# contexts of tune/attention.py. With heads of 128 bytes, 8 contexts of 16384 positions take 79 us, and 32 take 263 us;
-# tiles for bf16 took 112 and 302 us.
+# head. Those of 1 and 32 tokens with heads of 128 bytes were timed between matmuls, as above, in f8e4m3: one token over
+# 512 positions takes 6.1 us, 32 take 23.2 us. Of the others, 33 to 79 each were timed alone, and these lose least over
+# the mixes of contexts of tune/attention.py. One H200, torch 2.11.0, Triton 3.6.0.
 EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
-    1: {64: DecodeTiles(128, 5, 2), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
+    1: {64: DecodeTiles(128, 5, 2), 128: DecodeTiles(128, 3, 2)},
     16: {64: DecodeTiles(64, 5, 4, warps=2, early=0), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
-    32: {64: DecodeTiles(64, 5, 4, warps=2, early=0), 128: DecodeTiles(64, 5, 4, warps=2, ahead=2, early=0)},
+    32: {64: DecodeTiles(64, 5, 4, warps=2, early=0), 128: DecodeTiles(128, 5, 2)},
     64: {128: DecodeTiles(64, 5, 2, warps=2, early=0)},
     512: {64: DecodeTiles(32, 5, 4, warps=1, ahead=4, early=0), 128: DecodeTiles(128, 5, 2, ahead=2, early=0)},
 }
 
 # The best tile sizes of `paged_attention`, which finds k and v already in the cache, and loads nothing early.
 PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128, 5, 1, early=0)}}
+
+# The best tile sizes over latents of 512 elements, which are keys and values, and keys of 64 more, in bf16. By the q
+# heads of a tile, and the most tokens of the smallest steps that have them; larger steps have them too. Of 3 to 40
+# each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over contexts of 16384 and 2048 positions. With 16 heads, 32
+# contexts of 16384 take 181 us: four programs of two warps on a multiprocessor load while others compute. One program
+# took 282 us. 128 heads in two tiles take 597 us, and took 1610 us in four tiles of 32.
+LATENT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
+    16: {1: DecodeTiles(32, 5, 1, early=0), 16: DecodeTiles(16, 3, 4, warps=2, early=0)},
+    32: {1: DecodeTiles(32, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 1, warps=8, early=0)},
+    64: {1: DecodeTiles(64, 3, 1, warps=8, early=0)},
+}
+
+# Those of latents in f8e4m3, timed in the same way. Their elements are converted in registers, by more warps.
+LATENT_EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
+    16: {1: DecodeTiles(64, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 2, early=0)},
+    64: {1: DecodeTiles(64, 3, 1, warps=8, early=0)},
+}
