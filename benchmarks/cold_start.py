@@ -3,7 +3,11 @@
     python benchmarks/cold_start.py ARTIFACT [--tries 3] [--json FILE]
 
 A new process imports Ingot, loads the artifact and generates one token after a prompt of 128 tokens, as `ingot bench
-startup` measures it. The best of some tries counts, and all are kept.
+startup` measures it. All files are in the page cache. The best of some tries counts, and all are kept.
+
+The memory of a start is the most that the process and all that it starts have had, in any try, in samples of every 20
+ms. Pages of files on a disk do not count. The sum of three parts bounds it: anonymous memory, shared memory (through
+blocks of it weights are copied to a GPU, and the driver locks them), and what torch's allocator has pinned.
 """
 
 import argparse
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decode_method import PROMPT_TOKENS
+from process_samples import PeakMemory, children_memory
 from results import Figure, add_json_option, report
 
 from ingot.bench.children import ChildError
@@ -33,13 +38,20 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120.0, help="timeout of a try, in seconds")
     add_json_option(parser)
     options = parser.parse_args()
-    try:
-        tries = [start(options.artifact, tokens=PROMPT_TOKENS, timeout=options.timeout) for _ in range(options.tries)]
-    except ChildError as error:
-        sys.exit(f"{options.artifact} generated no token: {error}")
-    report(
-        __file__, options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries)
-    )
+    tries: list[Start] = []
+    peaks: list[PeakMemory] = []
+    for _ in range(options.tries):
+        try:
+            with children_memory() as peak:
+                tries.append(start(options.artifact, tokens=PROMPT_TOKENS, timeout=options.timeout))
+        except ChildError as error:
+            sys.exit(f"{options.artifact} generated no token: {error}")
+        peaks.append(peak)
+    settings = {"artifact": options.artifact.name, "tries": options.tries}
+    figures = first_token_figures(tries) | memory_figures(tries, peaks)
+    size = sum(path.stat().st_size for path in options.artifact.rglob("*") if path.is_file())
+    figures["artifact"] = Figure(value=size, unit="B", what="all files of the artifact")
+    report(__file__, options.json, settings, figures)
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
@@ -60,6 +72,23 @@ def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
     for name, seconds in best.loading.items():
         found[f"load_{_slug(name)}"] = Figure(value=float(seconds), unit="s", what=f"of it: {name}")
     return found
+
+
+def memory_figures(tries: Sequence[Start], peaks: Sequence[PeakMemory]) -> dict[str, Figure]:
+    """Return the most host memory that starts of an artifact took, as figures by name. `peaks` are in the order of
+    `tries`."""
+    parts = {
+        "anonymous": (tuple(peak.together for peak in peaks), "anonymous memory, peak"),
+        "shared": (tuple(peak.shared for peak in peaks), "shared memory, peak"),
+        "pinned": (tuple(one.pinned for one in tries), "pinned by torch's allocator, peak"),
+        "locked": (tuple(peak.locked for peak in peaks), "locked as the kernel counts it, part of the others"),
+    }
+    sums = tuple(map(sum, zip(*(parts[name][0] for name in ("anonymous", "shared", "pinned")), strict=True)))
+    what = "host memory up to the first token, at most: anonymous, shared and pinned"
+    return {
+        f"start_{name}": Figure(value=max(values), unit="B", what=what, values=values)
+        for name, (values, what) in {"memory": (sums, what), **parts}.items()
+    }
 
 
 def _slug(name: str) -> str:

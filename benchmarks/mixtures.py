@@ -1,13 +1,49 @@
 """Published mixtures of experts: their config.json, the tensors of their experts, and how many experts a step needs.
 
-The sizes are those of config.json of Qwen/Qwen3-30B-A3B, openai/gpt-oss-20b and deepseek-ai/DeepSeek-V2-Lite. Of the
-last one, `auto_map` is left out, which names Python files of the repository.
+The sizes are those of config.json of Qwen/Qwen3-30B-A3B, openai/gpt-oss-20b, openai/gpt-oss-120b and
+deepseek-ai/DeepSeek-V2-Lite. Of the last one, `auto_map` is left out, which names Python files of the repository.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantized_weights import QUANTIZATION_CONFIGS
+
+# What config.json of GPT-OSS has in both sizes.
+_GPT_OSS: Mapping[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "pad_token_id": 199999,
+    "quantization_config": QUANTIZATION_CONFIGS["mxfp4"],
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201088,
+}
 
 MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-30b-a3b": {
@@ -42,41 +78,16 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 151936,
     },
     "gpt-oss-20b": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "eos_token_id": 200002,
-        "experts_per_token": 4,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "hidden_size": 2880,
-        "initial_context_length": 4096,
-        "intermediate_size": 2880,
+        **_GPT_OSS,
         "layer_types": ["sliding_attention", "full_attention"] * 12,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 4,
         "num_hidden_layers": 24,
-        "num_key_value_heads": 8,
         "num_local_experts": 32,
-        "pad_token_id": 199999,
-        "quantization_config": QUANTIZATION_CONFIGS["mxfp4"],
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "sliding_window": 128,
-        "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "vocab_size": 201088,
+    },
+    "gpt-oss-120b": {
+        **_GPT_OSS,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
     },
     "deepseek-v2-lite": {
         "architectures": ["DeepseekV2ForCausalLM"],

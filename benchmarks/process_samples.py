@@ -79,25 +79,36 @@ def device_memory(pids: Sequence[int]) -> int | None:
 
 @dataclass
 class PeakMemory:
-    """The most anonymous memory that processes had at a time, in bytes: all of them together, and one of them."""
+    """The most memory that processes had at a time, in bytes.
+
+    `together` is the anonymous memory of all of them, and `largest` that of one. `shared` is the shared memory of all,
+    such as the blocks through which weights are copied to a GPU: what several processes map counts for each. `locked`
+    is what the kernel counts as locked or pinned in all. Drivers pin memory that it does not count.
+    """
 
     together: int = 0
     largest: int = 0
+    shared: int = 0
+    locked: int = 0
 
 
 @contextlib.contextmanager
 def children_memory(interval: float = 0.02) -> Iterator[PeakMemory]:
-    """Sample the anonymous memory (RssAnon) of the processes that this one has started, until the block ends.
+    """Sample the memory of the processes that this one has started, until the block ends.
 
-    Samples are `interval` seconds apart. Memory that files back, such as mapped weights, does not count.
+    Samples are `interval` seconds apart. They are fields of /proc/PID/status: RssAnon, RssShmem, and VmLck and VmPin.
+    Memory that files on a disk back, such as mapped weights, does not count.
     """
     peak, ended = PeakMemory(), threading.Event()
 
     def sample() -> None:
         while not ended.wait(interval):
-            now = [_anonymous(pid) for pid in _descendants(os.getpid())]
-            peak.together = max(peak.together, sum(now))
-            peak.largest = max([peak.largest, *now])
+            now = [_memory(pid) for pid in _descendants(os.getpid())]
+            anonymous, shared, locked = (sum(part) for part in zip((0, 0, 0), *now, strict=True))
+            peak.together = max(peak.together, anonymous)
+            peak.largest = max([peak.largest, *(one[0] for one in now)])
+            peak.shared = max(peak.shared, shared)
+            peak.locked = max(peak.locked, locked)
 
     thread = threading.Thread(target=sample, name="children's memory", daemon=True)
     thread.start()
@@ -108,11 +119,12 @@ def children_memory(interval: float = 0.02) -> Iterator[PeakMemory]:
         thread.join()
 
 
-def _anonymous(pid: int) -> int:
-    """Return the anonymous memory of a process in bytes, or 0 if it has ended."""
+def _memory(pid: int) -> tuple[int, int, int]:
+    """Return the anonymous, the shared and the locked memory of a process in bytes; zeros if it has ended."""
     with contextlib.suppress(OSError, KeyError):
-        return _anonymous_bytes(_status(pid))
-    return 0
+        fields = _status(pid)
+        return _anonymous_bytes(fields), _bytes(fields, "RssShmem"), _bytes(fields, "VmLck") + _bytes(fields, "VmPin")
+    return 0, 0, 0
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -122,7 +134,11 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _anonymous_bytes(fields: Mapping[str, str]) -> int:
-    return int(fields["RssAnon"].split()[0]) * 1024
+    return _bytes(fields, "RssAnon")
+
+
+def _bytes(fields: Mapping[str, str], name: str) -> int:
+    return int(fields[name].split()[0]) * 1024
 
 
 def _descendants(pid: int) -> list[int]:

@@ -31,7 +31,8 @@ _SHARD_BYTES = 5 * 10**9
 _ITEM_BYTES = 2  # of bfloat16
 _WRITERS = 4  # files written at once; their memory is four times _SHARD_BYTES
 # Of mixtures. A thread of its own copies each file's weights from the GPU and into the file, which takes longer than to
-# draw them. The memory is 24 GB, next to the 61 GB of Qwen3 30B-A3B if OUT is in memory too.
+# draw them. The memory is 24 GB, next to the 61 GB of Qwen3 30B-A3B if OUT is in memory too. On the GPU, a writer has
+# up to 7 GB: of GPT-OSS 120B, the gate and up projections of a layer in bf16, and their blocks twice.
 _MIXTURE_SHARD_BYTES, _MIXTURE_WRITERS = 2 * 10**9, 12
 
 # The rotation is Llama 3's, without the scaling of 3.1 and 3.2: the tables cost the same to read.

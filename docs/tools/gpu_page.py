@@ -24,6 +24,7 @@ SHAPES = {
     "falcon-7b": "Falcon 7B",
     "qwen3-30b-a3b": "Qwen3 30B-A3B",
     "gpt-oss-20b": "GPT-OSS 20B",
+    "gpt-oss-120b": "GPT-OSS 120B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
 }
 HEAD = """\
@@ -57,6 +58,10 @@ none. A first start has empty compiler caches; Ingot compiles once with `compile
 """
 LOADING = "Phases of loading in Ingot's fastest start. Phases overlap.\n"
 COMPILING = "Seconds of `compile-model`, which a first start of another engine includes.\n"
+MEMORY = """\
+The most host memory at a time, without pages of files. A start's is the sum of anonymous memory, shared memory and
+what torch's allocator pins. `compile-model` starts as many compiler processes as `-j` says, one per core by default.
+"""
 IDLE = "The share of the time between the ends of successive decode steps in which the GPU is idle, over all loads.\n"
 
 _WAITS = {
@@ -64,6 +69,15 @@ _WAITS = {
     "ttft_p99": "first token, p99",
     "tpot": "later tokens, mean",
     "tpot_p99": "later tokens, p99",
+}
+_MEMORY = {
+    "start_memory": "start to the first token",
+    "start_anonymous": "of it: anonymous",
+    "start_shared": "of it: shared",
+    "start_pinned": "of it: pinned by torch",
+    "compile_memory": "compile-model, anonymous",
+    "compile_memory_process": "of one process of it",
+    "artifact": "for comparison: all files of the artifact",
 }
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 Plots = dict[str, str]
@@ -103,6 +117,7 @@ def gpu_sections(results: Sequence[Result], plots: Plots) -> Iterator[str]:
     yield from _only_ingot("Which phases does a start have?", LOADING, results, _loads(results))
     compiles = {name: said for name in _COMPILES if (said := _said(results, name))}
     yield from _only_ingot("How long does compiling take?", COMPILING, results, compiles)
+    yield from _only_ingot("How much host memory do starting and compiling take?", MEMORY, results, _MEMORY)
     yield from _only_ingot("How long is the GPU idle?", IDLE, results, {"decode_idle": "idle"})
     yield from _conditions(results, device)
 

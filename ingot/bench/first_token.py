@@ -32,7 +32,18 @@ def main(artifact: str, tokens: str, option: str, file: str) -> None:
     # The parts of loading. "import" and "ready" count from the start of the process, as `clock` does here.
     phases = {name: seconds for name, seconds in llm.timings.items() if name not in ("import", "ready")}
     with open(file, "w", encoding="utf-8") as out:
-        json.dump({"clock": clock, "phases": phases}, out)
+        json.dump({"clock": clock, "phases": phases, "pinned": _pinned()}, out)
+
+
+def _pinned() -> int:
+    """Return the most bytes of pinned memory that torch's allocator has held, or 0 without a GPU.
+
+    Versions of torch differ in whether freed blocks count as allocated, so the largest number of bytes is returned.
+    """
+    import torch  # the engine has imported it: an import at the top would be timed apart
+
+    stats = torch.cuda.host_memory_stats()
+    return max((count for name, count in stats.items() if name.endswith("_bytes.peak")), default=0)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,14 @@ class Start:
     - "load": making the engine
     - "prompt": the prompt, up to its first token
 
-    `loading` divides "load" into imports and parts of loading the model. These may overlap.
+    `loading` divides "load" into imports and parts of loading the model. These may overlap. `pinned` is the most bytes
+    of page-locked host memory that torch's allocator held.
     """
 
     first_token: float
     phases: Mapping[str, float]
     loading: Mapping[str, float]
+    pinned: int = 0
 
     @property
     def ready(self) -> float:
@@ -60,7 +62,8 @@ def start_of(ended: Ended) -> Start:
     clock: Mapping[str, float] = ended.value["clock"]
     moments = [ended.started, *(clock[moment] for moment in PHASES)]
     phases = {name: moments[place + 1] - moments[place] for place, name in enumerate(PHASES.values())}
-    return Start(clock["first"] - ended.started, phases, ended.value.get("phases", {}))
+    loading, pinned = ended.value.get("phases", {}), ended.value.get("pinned", 0)
+    return Start(clock["first"] - ended.started, phases, loading, pinned)
 
 
 def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from staged import traced
         ("falcon-7b", 6921720704),
         ("qwen3-30b-a3b", 30532122624),
         ("gpt-oss-20b", 20914757184),  # as floats
+        ("gpt-oss-120b", 116829156672),
         ("deepseek-v2-lite", 15706484224),
     ],
 )

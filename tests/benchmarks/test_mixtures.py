@@ -19,13 +19,18 @@ from safetensors.torch import load_file
 
 from ingot import compile_model
 
-SHAPES = ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v2-lite")
+SHAPES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "deepseek-v2-lite")
 LAYER = "model.layers.1.mlp"
 
 
 @pytest.mark.parametrize(
     ("shape", "tensors", "total"),
-    [("gpt-oss-20b", 459, 13761264768), ("qwen3-30b-a3b", 18867, 61064245248), ("deepseek-v2-lite", 5291, 31412968448)],
+    [
+        ("gpt-oss-20b", 459, 13761264768),
+        ("gpt-oss-120b", 687, 65248815744),
+        ("qwen3-30b-a3b", 18867, 61064245248),
+        ("deepseek-v2-lite", 5291, 31412968448),
+    ],
 )
 def test_full_shapes_are_stored_as_published(benchmarks: None, shape: str, tensors: int, total: int) -> None:
     """The number of tensors and their bytes, as the published model.safetensors.index.json has them."""
@@ -50,6 +55,9 @@ def test_experts_have_the_published_tensors(benchmarks: None) -> None:
     }
     assert gpt_oss["model.layers.23.self_attn.sinks"] == ((64,), bf16)
     assert gpt_oss["model.layers.0.mlp.router.bias"] == ((32,), bf16)
+    large = stored_types(config_of("gpt-oss-120b"))
+    assert large[f"{LAYER}.experts.gate_up_proj_blocks"] == ((128, 5760, 90, 16), u8)
+    assert large["model.layers.35.self_attn.sinks"] == ((64,), bf16)
     for shape, count, width in (("qwen3-30b-a3b", 128, 768), ("deepseek-v2-lite", 64, 1408)):
         found = stored_types(config_of(shape))
         assert found[f"{LAYER}.experts.{count - 1}.up_proj.weight"] == ((width, 2048), bf16)

@@ -23,6 +23,7 @@ from ingot.bench import children
 from ingot.bench.holdings import Holdings
 from ingot.bench.soak import Soak
 from ingot.bench.soak_load import SoakRequest
+from ingot.bench.startup import Start
 from ingot.runtime.scheduling.occupancy import Occupancy
 
 
@@ -123,6 +124,24 @@ def test_a_cold_start(
     assert total.values == (total.value,) and total.value < 60
     loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
     assert loading and max(loading) <= figures["first_token_load"].value
+    memory = {name: figures[f"start_{name}"].value for name in ("memory", "anonymous", "shared", "pinned", "locked")}
+    assert 50e6 < memory["anonymous"] <= memory["memory"] < 4e9, "torch's own is some 200 MB"
+    assert memory["memory"] == memory["anonymous"] + memory["shared"] + memory["pinned"]
+    assert figures["artifact"].value == sum(path.stat().st_size for path in artifact.rglob("*") if path.is_file())
+
+
+def test_the_memory_of_starts_is_that_of_the_largest(benchmarks: None) -> None:
+    cold_start, samples = (importlib.import_module(name) for name in ("cold_start", "process_samples"))
+    starts = [Start(1.0, {}, {}, pinned=pinned) for pinned in (1, 40)]
+    peaks = [samples.PeakMemory(700, 600, 20, 3), samples.PeakMemory(500, 500, 30, 5)]
+    found = {name: (one.value, one.values) for name, one in cold_start.memory_figures(starts, peaks).items()}
+    assert found == {
+        "start_memory": (721, (721, 570)),
+        "start_anonymous": (700, (700, 500)),
+        "start_shared": (30, (20, 30)),
+        "start_pinned": (40, (1, 40)),
+        "start_locked": (5, (3, 5)),
+    }
 
 
 @in_one_of(3)
@@ -213,24 +232,28 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
 
 
 def test_the_memory_of_children_is_that_of_grandchildren_too() -> None:
-    """A child and its own child each hold 64 MiB of pages that they have written. Another process measures them, since
-    this one may have other children."""
+    """A child and its own child each hold 64 MiB of pages that they have written, and 16 MiB that could be shared.
+
+    Another process measures them, since this one may have other children.
+    """
     held = 64 << 20
-    hold = f"import subprocess, sys, time; kept = b'x' * {held}; "
+    hold = f"import mmap, subprocess, sys, time; kept = b'x' * {held}; block = mmap.mmap(-1, {held // 4}); "
+    hold += f"block.write(b'x' * {held // 4}); "
     both = f"{hold}subprocess.run([sys.executable, '-c', {hold + 'time.sleep(0.4)'!r}], check=True)"
     measure = f"""
 import json, subprocess, sys
 from process_samples import children_memory
 with children_memory() as peak:
     subprocess.run([sys.executable, "-c", {both!r}], check=True)
-print(json.dumps([peak.together, peak.largest]))
+print(json.dumps([peak.together, peak.largest, peak.shared, peak.locked]))
 """
     done = subprocess.run(
         [sys.executable, "-c", measure], cwd=BENCHMARKS, env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    together, largest = json.loads(done.stdout)
+    together, largest, shared, locked = json.loads(done.stdout)
     assert held <= largest < 2 * held <= together < 3 * held
+    assert held // 2 <= shared < held and locked == 0
 
 
 def test_compiles_with_a_package_take_turns(

@@ -88,6 +88,7 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
         "sglang_3.1_batch_4_step": figure(1e-3),
         "compile": figure(20.0),
         "vllm_1.0_cold_first_token": figure(80.0),
+        "start_memory": figure(3e9, "B"),
     }
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
@@ -112,6 +113,7 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     assert "| Llama 3.2 1B | vLLM 2.0 | 20,000 tokens/s, 1.50 × |" in text
     assert "| Llama 3.2 1B | vLLM 1.0, first start | 80.0 s |" in text
     assert "| words | 20.0 s |" in text
+    assert "| start to the first token | 3.00 GB |" in text and "compile-model, anonymous" not in text
     assert "| Llama 3.2 1B | 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
     assert "; sglang 3.1, torch 9.0, vllm 1.0, vllm 2.0." in text

@@ -18,8 +18,10 @@ def config_of(shape: str, **changes: Any) -> dict[str, Any]:
 
 
 # Eight experts, of which a token chooses two. MXFP4 has blocks of 32.
+_GPT_OSS = {"num_local_experts": 8, "experts_per_token": 2, "pad_token_id": 0}
 _MIXTURES: dict[str, dict[str, Any]] = {
-    "gpt-oss-20b": {"num_local_experts": 8, "experts_per_token": 2, "pad_token_id": 0},
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-120b": _GPT_OSS,
     "qwen3-30b-a3b": {"num_experts": 8, "moe_intermediate_size": 32},
     "deepseek-v2-lite": {
         "n_routed_experts": 8,
