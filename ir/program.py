@@ -417,3 +417,16 @@ def states_written(node: fx.Node) -> tuple[fx.Node, ...]:
 
 def is_call(node: Any, target: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target == target
+
+
+def names_in_plan(program: Program) -> dict[fx.Node, str]:
+    """Return the name of each value in a plan. An output has its own name there, by which the executor finds it."""
+    returned = {node: name for name, node in program.output_nodes().items()}
+    named: dict[fx.Node, str] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            named[node] = str(node.target)
+        elif node.op == "call_function":
+            value_type = node.meta["type"]
+            named[node] = value_type.name if isinstance(value_type, StateType) else returned.get(node, node.name)
+    return named

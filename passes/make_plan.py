@@ -12,7 +12,7 @@ from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Executable, Inst
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import PassError
 from ingot.ir.granule import granule_of
-from ingot.ir.program import Program, RegionCall, states_written, target_name
+from ingot.ir.program import Program, RegionCall, names_in_plan, states_written, target_name
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.insert_ending import InsertEnding
@@ -133,14 +133,7 @@ def _value(node: fx.Node, storage: Storage, named: dict[fx.Node, str]) -> Value:
 
 
 def _names(program: Program) -> dict[fx.Node, str]:
-    named: dict[fx.Node, str] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            named[node] = str(node.target)
-        elif node.op == "call_function":
-            value_type = node.meta["type"]
-            named[node] = value_type.name if isinstance(value_type, StateType) else node.name
-    # An output keeps its own name, so that the executor finds it.
+    """Return the name of each value (`names_in_plan`). Raises PassError if two outputs are one value."""
     returned: dict[fx.Node, str] = {}
     for name, node in program.output_nodes().items():
         if isinstance(node.meta["type"], StateType):
@@ -148,8 +141,8 @@ def _names(program: Program) -> dict[fx.Node, str]:
         if node.op == "placeholder" or node in returned:
             other = f"output '{returned[node]}'" if node in returned else f"'{node.target}'"
             raise PassError(f"output '{name}' is the same value as {other}", expected="a value of its own")
-        named[node] = returned[node] = name
-    return named
+        returned[node] = name
+    return names_in_plan(program)
 
 
 def _result_nodes(node: fx.Node) -> list[fx.Node]:

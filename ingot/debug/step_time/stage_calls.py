@@ -7,7 +7,7 @@ from torch import fx
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Ref
 from ingot.ir.errors import ArtifactError
-from ingot.ir.program import Program, states_written
+from ingot.ir.program import Program, names_in_plan, states_written
 from ingot.ir.types import StateType
 
 # The names of what a call returns, of the states that it updates, and of what it reads.
@@ -19,7 +19,7 @@ def calls_of(program: Program, plan: BucketPlan) -> list[fx.Node]:
 
     Raises ArtifactError if an instruction is no call of the program, or if the plan of a program lacks a call.
     """
-    nodes, named = [node for node in program.calls() if node.target is not operator.getitem], _names(program)
+    nodes, named = [node for node in program.calls() if node.target is not operator.getitem], names_in_plan(program)
     found: list[fx.Node] = []
     rest = iter(nodes)
     for number, one in enumerate(plan.instructions):
@@ -55,19 +55,6 @@ def _mismatch(what: str, plan: BucketPlan, nodes: Sequence[fx.Node]) -> Artifact
         where=f"plan.json, bucket class {plan.bucket.name}",
         expected=f"{len(nodes)}, the calls of the program",
     )
-
-
-def _names(program: Program) -> dict[fx.Node, str]:
-    """Return the name of each value in a plan, as the pass make-plan chooses it."""
-    returned = {node: name for name, node in program.output_nodes().items()}
-    found: dict[fx.Node, str] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            found[node] = str(node.target)
-        elif node.op == "call_function":
-            value_type = node.meta["type"]
-            found[node] = value_type.name if isinstance(value_type, StateType) else returned.get(node, node.name)
-    return found
 
 
 def _of_call(node: fx.Node, named: Mapping[fx.Node, str]) -> _Names:

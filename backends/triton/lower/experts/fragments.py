@@ -16,7 +16,7 @@ from ingot.backends.triton.launches import Expr, times
 from ingot.backends.triton.lower.experts.blocks import Blocks
 from ingot.backends.triton.lower.experts.call import Experts, QuantizedExperts
 from ingot.backends.triton.lower.experts.tiles import GroupTiles
-from ingot.backends.triton.schedule import Schedule, Value
+from ingot.backends.triton.schedule import Argument, Schedule, Value
 from ingot.ir.formats import find_format
 
 # Rows of a tile of a warp. The columns that a lane has at once must have one scale.
@@ -83,16 +83,28 @@ def fitting(chosen: GroupTiles, gated: bool, block: int) -> GroupTiles:
     return replace(chosen, block_n=rows * max(1, min(chosen.block_n // rows, warps)), warps=warps)
 
 
-def _constants(quantized: QuantizedExperts, chosen: GroupTiles, rows: int) -> dict[str, object]:
-    """Return the constants of a kernel, in which `rows` rows of a program belong to each of its tiles."""
+def _shared(
+    quantized: QuantizedExperts, blocks: Blocks, chosen: GroupTiles, rows: int
+) -> tuple[dict[str, Argument], dict[str, object]]:
+    """Return the arguments and the constants that both kernels take.
+
+    `rows` rows of a program belong to each of its tiles.
+    """
+    arguments: dict[str, Argument] = {
+        **blocks.arguments,
+        "weight": quantized.arguments["weight"],
+        "scales": quantized.arguments["scales"],
+    }
     tiles = chosen.block_n // rows
-    return {
+    constants = {
+        **blocks.constants,
         "TILES": tiles,
         "WAYS": chosen.warps // tiles,
         "TOGETHER": chosen.together,
         "SIZES": quantized.sizes,
         "ELEMENTS": quantized.form.elements,
     }
+    return arguments, constants
 
 
 def up_fragments(
@@ -110,14 +122,13 @@ def up_fragments(
 
     x has its columns in the order FRAGMENTS (`kernels/quant/columns.py`), and those of `hidden` get the order `chunk`.
     """
+    arguments, constants = _shared(quantized, blocks, chosen, _ROWS)
     schedule.launch(
         quant_experts_up_fragments,
         (times(times(here, blocks.count), -(-one.ffn // chosen.block_n)),),
         {
             "x": x,
-            **blocks.arguments,
-            "weight": quantized.arguments["weight"],
-            "scales": quantized.arguments["scales"],
+            **arguments,
             "bias": one.call.optional("gate_up_bias"),
             "hidden": hidden,
         },
@@ -126,8 +137,7 @@ def up_fragments(
             "F": one.ffn,
             "K": one.hidden,
             **one.activation(),
-            **blocks.constants,
-            **_constants(quantized, chosen, _ROWS),
+            **constants,
             "CHUNK": chunk,
         },
         warps=chosen.warps,
@@ -150,22 +160,20 @@ def down_fragments(
 
     `hidden` has its columns in the order FRAGMENTS.
     """
+    arguments, constants = _shared(quantized, blocks, chosen, 2 * _ROWS)
     schedule.launch(
         quant_experts_down_fragments,
         (times(times(here, blocks.count), -(-one.hidden // chosen.block_n)),),
         {
             "hidden": hidden,
-            **blocks.arguments,
-            "weight": quantized.arguments["weight"],
-            "scales": quantized.arguments["scales"],
+            **arguments,
             "bias": one.call.optional("down_bias"),
             "made": made,
         },
         {
             "N": one.hidden,
             "K": one.ffn,
-            **blocks.constants,
-            **_constants(quantized, chosen, 2 * _ROWS),
+            **constants,
         },
         warps=chosen.warps,
         registers=_REGISTERS[blocks.choices],
