@@ -169,3 +169,48 @@ def test_calls_of_a_program() -> None:
         node.name: call_cost(node, program.regions["r0"].body, {"T": 5}) for node in program.regions["r0"].body.calls()
     }
     assert body["slice_1"] == Cost(0, 0) and math.prod((5, 32, 8)) * 2 == body["linear"].flops
+
+
+REGION = """
+program main stage=PLANNED bucket=any tokens=[1, 64] q_max=any
+dim T in [1, 64]
+input x: f32[T, 8]
+input weights: f32[T, 2]
+input chosen: i32[T, 2]
+input positions: i32[T]
+param gate_up: f32[6, 32, 8] = source(name="gate_up")
+param down: f32[6, 8, 16] = source(name="down")
+param table: f32[100, 8] = source(name="table")
+region r0 @triton {
+  input in0: f32[T, 8]
+  input in1: f32[T, 2]
+  input in2: i32[T, 2]
+  input in3: f32[6, 32, 8]
+  input in4: f32[6, 8, 16]
+  %experts = ingot.experts(%in0, %in1, %in2, %in3, %in4) : f32[T, 8]
+  %add = aten.add.Tensor(%in0, %experts) : f32[T, 8]
+  return out0=%add
+}
+region r1 @inductor {
+  input in0: i32[T]
+  input in1: f32[100, 8]
+  %embedding = ingot.embedding(%in0, %in1) : f32[T, 8]
+  %embedding_1 = ingot.embedding(%in0, %in1) : f32[T, 8]
+  %add = aten.add.Tensor(%embedding, %embedding_1) : f32[T, 8]
+  return out0=%add
+}
+%region_r0 = region.r0(%x, %weights, %chosen, %gate_up, %down) : f32[T, 8] @triton
+%region_r1 = region.r1(%positions, %table) : f32[T, 8] @inductor
+return y=%region_r0, z=%region_r1
+"""
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 2), (2, 4), (5, 6)])
+def test_a_region_counts_the_part_of_an_argument_that_it_reads(tokens: int, experts: int) -> None:
+    """The weights of the experts that tokens choose, and the rows of a table, which two lookups read once."""
+    program = parse_program(REGION)
+    experts_and_add, lookups = (call_cost(node, program, {"T": tokens}) for node in program.calls())
+    rows = 4 * (2 * tokens * 8 + 2 * tokens * 2)
+    assert experts_and_add.bytes == rows + 4 * experts * (32 * 8 + 8 * 16)
+    assert experts_and_add.flops == 6 * tokens * 2 * 8 * 16 + tokens * 8
+    assert lookups.bytes == 4 * (tokens + 2 * tokens * 8)
