@@ -1,4 +1,4 @@
-"""split-add-rms-norm: splits the residual add and the norm again, if a backend fuses each with a matmul."""
+"""split-add-rms-norm: splits the residual add and the norm again, if a backend fuses each with another call."""
 
 import operator
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class SplitAddRMSNorm(Pass):
-    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)`, where a backend fuses each part with a matmul.
+    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)`, where a backend fuses each part with another call.
 
-    With few tokens, the matmul before it can add the residual as it stores its result. The matmul after it can norm its
-    input as it loads. The fused op would be one more launch between the two. Backends decide this for each bucket class
-    (a range of step sizes).
+    With few tokens, the matmul or the experts before it can add the residual as they store their result. The matmul
+    after it can norm its input as it loads. The fused op would be one more launch between the two. Backends decide this
+    for each bucket class (a range of step sizes).
     """
 
     name: ClassVar[str] = "split-add-rms-norm"

@@ -24,13 +24,16 @@ from ingot.cli.views.plan import read_plans
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import exe_document
 from ingot.compile.request import Request
+from ingot.debug.explain import explain
+from ingot.debug.requested_step import RequestedStep
 from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import GOLDEN, REQUEST
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.ir.machine.target import Target
-from ingot.ir.program import VIEWS, target_name
+from ingot.ir.parse import parse_programs
+from ingot.ir.program import VIEWS, op_counts, target_name
 from ingot.runtime.cuda.graphs.sizes import is_capturable
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.check_target import check_target
@@ -156,14 +159,23 @@ def test_kernels_are_compiled_without_a_gpu(artifact: Callable[..., Path], monke
 def test_experts_are_compiled_without_a_gpu(
     artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
-    """Nothing of a router and its experts is left to references, so a graph can hold all steps."""
+    """Nothing of a router and its experts is left to references, so a graph can hold all steps.
+
+    The last launch of the experts adds the residual stream: no call comes between them and the next layer's norm.
+    """
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     limits = {"dtype": "bfloat16", "max_batch": 2, "max_tokens": 2, "deterministic": deterministic}
     made = artifact("mixtral-cut", target="sm_90", backend="triton", **limits)
     (plan,) = read_plans(open_artifact(made)).plans.values()
-    for bucket in plan.buckets:
+    programs = list(parse_programs(open_artifact(made).read_text("program.ir")))
+    for bucket, program in zip(plan.buckets, programs, strict=True):
         found = {one.target: one.backend for one in bucket.instructions}
-        assert found["ingot.route"] == found["ingot.experts"] == "triton" and is_capturable(bucket)
+        regions = {frozenset(op_counts(one.body)): one.backend for one in program.regions.values()}
+        added = regions[frozenset({"ingot.experts", "aten.add.Tensor"})]
+        assert found["ingot.route"] == added == "triton" and is_capturable(bucket)
+        assert not {"ingot.experts", "aten.add.Tensor"} & found.keys()
+    (decode, *_) = explain(made, RequestedStep(tokens=1, context=8)).buckets
+    assert decode.time is not None and "experts with add" in [gap.what for gap in decode.time.gaps]
     launches = [json.loads(path.read_text()) for path in (made / "exe" / "sm_90").rglob("launches.json")]
     entries = [launch["entry"] for one in launches for launch in one["launches"] if "experts" in launch["entry"]]
     alone = {"experts_up_rows", "experts_down_rows"}

@@ -14,7 +14,7 @@ from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION
-from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.call import Call, Lowering, call_of
 from ingot.backends.triton.lower.experts.problem import EXPERTS
 from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear.weight import PLAIN
@@ -28,7 +28,7 @@ from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import add_rms_norm, linear, op_of
-from ingot.ir.program import Program, held_type, named_arguments, target_name
+from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.types import DTYPES, TensorType
 
 
@@ -145,7 +145,7 @@ class Triton:
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
         """Return the kernel launches of the program `body`, and its result tensors.
 
-        The program holds one call, or a region (a matmul with the ops that are fused with it).
+        The program holds one call, or a region (such as a matmul with the ops that are fused with it).
         """
         assert body.bucket is not None
         sequences = body.dims.get("B")
@@ -156,7 +156,7 @@ class Triton:
         calls = list(node for node in body.calls() if node.target is not operator.getitem)
         lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
         if lowering is not None:
-            return schedule, lowering(_call(calls[0], values), schedule)
+            return schedule, lowering(call_of(calls[0], values), schedule)
         from ingot.backends.triton.lower.regions import lower_region
 
         return schedule, lower_region(body, schedule)
@@ -182,28 +182,7 @@ def _call_of_node(node: fx.Node) -> Call:
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
         values[source] = Value(held_type(source), input=place)
-    return _call(node, values)
-
-
-def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
-    """Return a graph node as a Call, for the function that translates it into launches (its lowering).
-
-    `values` holds the tensor of each source node.
-    """
-    op = op_of(node.target)
-    tensors: dict[str, Value | None] = {}
-    attributes: dict[str, Any] = {}
-    for name, value in named_arguments(node).items():
-        if isinstance(value, fx.Node):
-            tensors[name] = values[value]
-        elif value is None:
-            tensors[name] = None
-            attributes[name] = None
-        else:
-            attributes[name] = value
-    items = getattr(node.meta["type"], "items", (node.meta["type"],))
-    results = tuple(item for item in items if isinstance(item, TensorType))
-    return Call(op.name if op is not None else target_name(node.target), tensors, attributes, results)
+    return call_of(node, values)
 
 
 def _bytes(buffer: Buffer, sizes: Mapping[str, int]) -> int:

@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.ops import op_of
+from ingot.ir.program import named_arguments, target_name
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 
@@ -48,6 +52,27 @@ class Call:
     def dtype_name(self, name: str) -> str:
         """Return the IR name of the dtype of a tensor, such as "bf16"."""
         return DTYPE_NAMES[self.value(name).type.dtype]
+
+
+def call_of(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
+    """Return a graph node as a Call, for the function that translates it into launches (its lowering).
+
+    `values` holds the tensor of each source node.
+    """
+    op = op_of(node.target)
+    tensors: dict[str, Value | None] = {}
+    attributes: dict[str, Any] = {}
+    for name, value in named_arguments(node).items():
+        if isinstance(value, fx.Node):
+            tensors[name] = values[value]
+        elif value is None:
+            tensors[name] = None
+            attributes[name] = None
+        else:
+            attributes[name] = value
+    items = getattr(node.meta["type"], "items", (node.meta["type"],))
+    results = tuple(item for item in items if isinstance(item, TensorType))
+    return Call(op.name if op is not None else target_name(node.target), tensors, attributes, results)
 
 
 # A function that adds the launches of a call to a schedule and returns the results. It raises Refused if there is no

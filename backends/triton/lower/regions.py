@@ -1,7 +1,7 @@
-"""Find and lower regions of the triton backend: a matmul fused with the ops before and after it, or a rounding.
+"""Find and lower regions of the triton backend: a matmul, a rounding or experts, fused with the ops around them.
 
 Before a matmul may come a norm. After it may come a gate, an activation, a residual add, or a cast. Before the rounding
-of rows (`round_rows`) comes a gate.
+of rows (`round_rows`) comes a gate. After experts comes a residual add.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.backends.triton.lower.experts.region import experts_group, lower_experts_region
 from ingot.backends.triton.lower.linear.call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear.matmul import schedule_linear
 from ingot.backends.triton.lower.linear.weight import stored_weight
 from ingot.backends.triton.lower.quant.round_rows import lower_rounding, rounding_group
 from ingot.backends.triton.lower.refused import Refused
+from ingot.backends.triton.lower.residual import residual_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.program import Program, is_call, named_arguments, tensor_type
 from ingot.ir.weights import matmul_of
 
-_ADD = torch.ops.aten.add.Tensor
 _SLICE = torch.ops.aten.slice.Tensor
 _GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
 
@@ -47,29 +48,34 @@ class _Chain:
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the regions among the fusible calls `nodes`: matmuls and roundings, each with the ops fused with it.
+    """Return the regions among the fusible calls `nodes`: matmuls, roundings and experts, with the ops fused with them.
 
     Each region is a list of nodes in program order, slices of the matmul included. Only the results of its last op are
-    read outside the region, so the region can run in its place. A call in no region gets a kernel of its own.
+    read outside the region, so the region can run in its place. A call in no region gets a kernel of its own. The add
+    of a matmul and experts is fused with the matmul.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
-    for node in nodes:
-        if is_call(node, ops.round_rows.overload):
-            members = rounding_group(node, free)
-        elif matmul_of(node) is not None:
-            members = _chain(node, free).members()
-        else:
-            continue
+
+    def take(members: list[fx.Node]) -> None:
         if len(members) > 1:
             found.append(members)
             for member in members:
                 free.pop(member, None)
+
+    for node in nodes:
+        if is_call(node, ops.round_rows.overload):
+            take(rounding_group(node, free))
+        elif matmul_of(node) is not None:
+            take(_chain(node, free).members())
+    for node in nodes:
+        if is_call(node, ops.experts.overload):
+            take(experts_group(node, free))
     return found
 
 
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches of a region, a matmul or a rounding with fused ops, to `schedule`, and return the results.
+    """Add the launches of a region (a matmul, a rounding or experts with fused ops) to `schedule`; return the results.
 
     `body` is the region's program. Raises Refused if `groups` cannot return such a region.
     """
@@ -77,6 +83,8 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
     values = {node: Value(tensor_type(node), input=place) for place, node in enumerate(body.placeholders())}
     if any(is_call(node, ops.round_rows.overload) for node in calls):
         return lower_rounding(calls, values, schedule)
+    if is_call(calls[0], ops.experts.overload):
+        return lower_experts_region(calls, values, schedule)
     products = [node for node in calls if matmul_of(node) is not None]
     if len(products) != 1:
         raise Refused(f"a region with {len(products)} matmuls, where one is supported")
@@ -129,7 +137,7 @@ def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
         (end,) = users
-        if is_call(end, _ADD) and _residual(end, linear) is not None:
+        if residual_of(end, linear) is not None:
             return _Chain(norm, linear, end=end)
         if is_call(end, ops.activate.overload):
             return _Chain(norm, linear, end=end)
@@ -145,18 +153,6 @@ def _is_part_of_columns(node: fx.Node) -> bool:
 
 def _first_column(part: fx.Node) -> int:
     return int(str(part.args[2]))
-
-
-def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
-    """Return what `add` adds to the result of the matmul `linear`. Return None if it differs in dtype or shape."""
-    if len(add.args) != 2 or add.kwargs:
-        return None
-    left, right = add.args
-    other = right if left is linear else left
-    if not isinstance(other, fx.Node) or other is linear:
-        return None
-    wanted, given = tensor_type(linear), tensor_type(other)
-    return other if (given.dtype, given.shape) == (wanted.dtype, wanted.shape) else None
 
 
 def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
@@ -177,9 +173,7 @@ def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
         linear = replace(linear, gate=_gate(last))
     elif chain.end is not None and is_call(chain.end, ops.activate.overload):
         linear = replace(linear, activation=named_arguments(chain.end)["kind"])
-    elif chain.end is not None and is_call(chain.end, _ADD):
-        residual = _residual(chain.end, chain.linear)
-        assert residual is not None
+    elif chain.end is not None and (residual := residual_of(chain.end, chain.linear)) is not None:
         linear = replace(linear, residual=values[residual])
     return linear
 

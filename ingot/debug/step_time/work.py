@@ -133,14 +133,18 @@ def inner_calls(node: fx.Node, program: Program) -> list[fx.Node]:
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
     """Describe a call for reports: a matmul by the shape of its weight, any other call by its ops.
 
-    `names` are the ops of the call or region. `product` is its matmul; None if it has none.
+    `names` are the ops of the call or region. `product` is its matmul; None if it has none. Ops that are fused with a
+    matmul or experts follow after "with".
     """
-    if product is None:
+    if product is not None:
+        weight, main = _weight(product), op_name(product)
+        what = f"product of {'x'.join(map(str, weight)) if weight else '?'}"
+    elif "experts" in names:
+        what = main = "experts"
+    else:
         return " + ".join(dict.fromkeys(names))
-    weight = _weight(product)
-    size = "x".join(map(str, weight)) if weight else "?"
-    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != op_name(product)]
-    return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
+    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != main]
+    return what + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
 
 
 def _weight(product: fx.Node) -> tuple[int, ...] | None:

@@ -68,17 +68,20 @@ def find_block(counts, block, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
 def add_choices(
     made,
     weights,
+    residual,
     y,
     TOP_K: tl.constexpr,
     WIDTH: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
     WEIGH: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Add the results of each token's choices in order: y [rows, WIDTH] from `made` [rows * TOP_K, WIDTH].
 
-    Grid: rows, cdiv(WIDTH, BLOCK). With WEIGH, `weights` f32[rows, TOP_K] multiply the results. The sum is float32, and
-    rounded once.
+    Grid: rows, cdiv(WIDTH, BLOCK). With WEIGH, `weights` f32[rows, TOP_K] multiply the results. `residual` [rows,
+    WIDTH] is added last, or is None. Its rows are RESIDUAL_STRIDE elements apart. The sum is float32, and rounded once,
+    also with a residual, as in `linear_tile`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -93,4 +96,6 @@ def add_choices(
         if WEIGH:
             value *= tl.load(weights + choice)
         total += value
+    if residual is not None:
+        total += tl.load(residual + row * RESIDUAL_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * WIDTH + column, total.to(y.dtype.element_ty), mask=inside)

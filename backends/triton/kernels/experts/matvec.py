@@ -98,10 +98,12 @@ def experts_down_rows(
     chosen,
     down,
     bias,
+    residual,
     y,
     TOP_K: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
     WEIGH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,6 +119,9 @@ def experts_down_rows(
     order of the sum is fixed and nothing is stored in between. Rows e * N and on of `down` are those of expert e.
     `bias` [experts, N] may be None. With WEIGH, `weights` f32[rows, TOP_K] multiply the results, else they are 1. The
     loader's functions are described in `experts_up_rows`.
+
+    `residual` [rows, N] is added to the float32 sum, which is rounded once, as in `linear_matvec`. It may be None. Its
+    rows are RESIDUAL_STRIDE elements apart.
 
     A step is a block of columns of one choice. The weights of the first steps are loaded before the wait. `chosen` must
     be complete then, which `experts_up_rows` sees to.
@@ -145,6 +150,8 @@ def experts_down_rows(
         tiles = tiles + (tile,)
     if DEPENDENT:
         gdc_wait()
+    if residual is not None:  # loaded before the loop, which hides its latency
+        added = tl.load(residual + token.to(tl.int64) * RESIDUAL_STRIDE + n, mask=inside, other=0.0)
     sums = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
     weight = 1.0
     for step in tl.static_range(TOTAL):
@@ -165,4 +172,6 @@ def experts_down_rows(
             if WEIGH:
                 weight = tl.load(weights + token * TOP_K + nth)
             result += weight * tl.load(bias + experts[nth] * N + n, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        result += added.to(tl.float32)
     tl.store(y + token.to(tl.int64) * N + n, result.to(y.dtype.element_ty), mask=inside)

@@ -122,10 +122,12 @@ def quant_experts_down_rows(
     zeros,
     outer,
     bias,
+    residual,
     y,
     TOP_K: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
     WEIGH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -138,8 +140,8 @@ def quant_experts_down_rows(
 
     Grid: cdiv(N, ROWS), rows. A program goes through the choices of a token in order, in steps of BLOCK_K columns. The
     rows of the next step are loaded while those of a step are multiplied, also from one expert to the next. With WEIGH,
-    `weights` f32[rows, TOP_K] multiply the results, else they are 1. The other parameters are described in
-    `quant_experts_up_rows`.
+    `weights` f32[rows, TOP_K] multiply the results, else they are 1. `residual` is added as in `experts_down_rows`. The
+    other parameters are described in `quant_experts_up_rows`.
 
     The first rows are loaded before the wait. `chosen` must be complete then, which `quant_experts_up_rows` sees to.
     """
@@ -166,6 +168,8 @@ def quant_experts_down_rows(
         )  # fmt: skip
     if DEPENDENT:
         gdc_wait()
+    if residual is not None:  # loaded before the loop, which hides its latency
+        added = tl.load(residual + token.to(tl.int64) * RESIDUAL_STRIDE + row)
     sums = (tl.zeros((CHUNKS,), tl.float32),) * ROWS
     for step in range(TOP_K * BLOCKS):
         nth_choice = step // BLOCKS
@@ -204,6 +208,8 @@ def quant_experts_down_rows(
             if WEIGH:
                 share = tl.load(weights + token * TOP_K + nth)
             result += share * tl.load(bias + tl.load(experts + nth).to(tl.int64) * N + row).to(tl.float32)
+    if residual is not None:
+        result += added.to(tl.float32)
     tl.store(y + token.to(tl.int64) * N + n, result.to(y.dtype.element_ty), mask=n < N)
 
 

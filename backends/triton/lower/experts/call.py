@@ -55,7 +55,8 @@ class QuantizedExperts:
 class Experts:
     """A call of `experts`: its tensors, its sizes, and the constants that kernels take.
 
-    `quantized` has the weights "gate_up" and "down" that are quantized, by name.
+    `quantized` has the weights "gate_up" and "down" that are quantized, by name. `residual` [rows, hidden] is added to
+    the result; None if nothing is added.
     """
 
     call: Call
@@ -67,6 +68,7 @@ class Experts:
     top_k: int
     weigh_input: bool
     quantized: dict[str, QuantizedExperts]
+    residual: Value | None
 
     @property
     def choices(self) -> Expr:
@@ -85,6 +87,11 @@ class Experts:
     def alone(self) -> bool:
         """Return whether there are kernels for choices one by one."""
         return all(one.alone for one in self.quantized.values())
+
+    @property
+    def residual_stride(self) -> int:
+        """Return how many elements the rows of the residual are apart, or 0 without one."""
+        return 0 if self.residual is None else self.residual.strides[0]
 
     def problem(self, gated: bool, block: int) -> ExpertsProblem:
         columns, depth = (self.ffn, self.hidden) if gated else (self.hidden, self.ffn)
@@ -118,8 +125,8 @@ class Experts:
         }
 
 
-def read_experts(call: Call, sm: int) -> Experts:
-    """Return the call's tensors and sizes, for kernels of compute capability `sm`.
+def read_experts(call: Call, sm: int, residual: Value | None) -> Experts:
+    """Return the call's tensors and sizes, for kernels of compute capability `sm` that add `residual` to the result.
 
     Raises Refused if the kernels do not support its dtypes, strides or formats.
     """
@@ -151,6 +158,7 @@ def read_experts(call: Call, sm: int) -> Experts:
         top_k=top_k,
         weigh_input=weigh_input,
         quantized=quantized,
+        residual=residual,
     )
 
 

@@ -53,13 +53,16 @@ _LOOKED_AT_FEW, _LOOKED_AT = 512, 8192
 ChosenTiles = TypeVar("ChosenTiles", RowTiles, GroupTiles)
 
 
-def lower_experts(call: Call, schedule: Schedule, block: int | None = None) -> tuple[Value, ...]:
+def lower_experts(
+    call: Call, schedule: Schedule, block: int | None = None, residual: Value | None = None
+) -> tuple[Value, ...]:
     """Add the launches of a call of `experts` to `schedule`, and return the result.
 
     `block` is the number of choices in a block, or 1 for choices one by one. If it is None, it depends on the number of
-    rows and the bucket class. Raises Refused if no kernel supports the call.
+    rows and the bucket class. The last launch adds `residual` [rows, hidden], unless it is None. It has the dtype of x,
+    and stride 1 along its last axis. Raises Refused if no kernel supports the call.
     """
-    one = read_experts(call, schedule.sm)
+    one = read_experts(call, schedule.sm, residual)
     low, high = _rows_in(one.rows, schedule)
     result = schedule.output(call.results[0])
     few = blocks_of(one.packings, one.dtype, schedule.sm)
@@ -186,12 +189,14 @@ def _down_alone(one: Experts, schedule: Schedule, here: Expr, hidden: Value, res
             "chosen": call.value("chosen"),
             "down": down_weight,
             "bias": call.optional("down_bias"),
+            "residual": one.residual,
             "y": result,
         },
         {
             "TOP_K": one.top_k,
             "N": one.hidden,
             "K": one.ffn,
+            "RESIDUAL_STRIDE": one.residual_stride,
             "WEIGH": not one.weigh_input,
             "BLOCK_N": down.block_n,
             "BLOCK_K": down.block_k,
@@ -332,15 +337,19 @@ def _constants(one: Experts) -> dict[str, Any]:
 
 
 def _add(one: Experts, schedule: Schedule, here: Expr, made: Value, result: Value) -> None:
-    """Add the launch that adds the results of a token's choices. `here` is 1 for the steps that it is for, else 0."""
+    """Add the launch that adds the results of a token's choices, and the residual.
+
+    `here` is 1 for the steps that it is for, else 0.
+    """
     block, warps = block_of(one.hidden)
     schedule.launch(
         add_choices,
         (times(here, one.rows), -(-one.hidden // block)),
-        {"made": made, "weights": one.call.value("weights"), "y": result},
+        {"made": made, "weights": one.call.value("weights"), "residual": one.residual, "y": result},
         {
             "TOP_K": one.top_k,
             "WIDTH": one.hidden,
+            "RESIDUAL_STRIDE": one.residual_stride,
             "WEIGH": not one.weigh_input,
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
