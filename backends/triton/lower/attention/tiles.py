@@ -61,8 +61,8 @@ PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128
 # The best tile sizes over latents of 512 elements, which are keys and values, and keys of 64 more, in bf16. By the q
 # heads of a tile, and the most tokens of the smallest steps that have them; larger steps have them too. Of 3 to 40
 # each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over contexts of 16384 and 2048 positions. With 16 heads, 32
-# contexts of 16384 take 181 us: four programs of two warps on a multiprocessor load while others compute. One program
-# took 282 us. 128 heads in two tiles take 597 us, and took 1610 us in four tiles of 32.
+# contexts of 16384 take 183 us: four programs of two warps on a multiprocessor load while others compute. One program
+# took 282 us. 128 heads in two tiles take 598 us, and took 1610 us in four tiles of 32.
 LATENT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     16: {1: DecodeTiles(32, 5, 1, early=0), 16: DecodeTiles(16, 3, 4, warps=2, early=0)},
     32: {1: DecodeTiles(32, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 1, warps=8, early=0)},
