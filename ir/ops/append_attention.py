@@ -10,7 +10,7 @@ from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops.attention import like_q, slopes_sample, stated_options
 from ingot.ir.ops.paged_attention import paged_attention
-from ingot.ir.ops.registry import Sample, bytes_of, define
+from ingot.ir.ops.registry import Sample, define
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.placements import Call, Fit, by_heads
 from ingot.ir.tables import make_table
@@ -107,27 +107,21 @@ def _fake(
     return like_q(q, **options), torch.empty_like(kv)
 
 
-def _sum(part: str) -> Callable[..., float]:
-    """Return a function that adds up one cost of the two ops that `append_attention` fuses.
-
-    `part` names the cost: "flops" or "traffic" (bytes). The function takes the arguments of a call.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> float:
-        call = append_attention.bind(args, kwargs)
-        first = _write(call, getattr(qk_norm_rope_append, part))
-        return float(first + _read(call, getattr(paged_attention, part), call["q"], call["kv"]))
-
-    return run
-
-
-def _traffic(*args: Any, **kwargs: Any) -> float:
-    """Return the bytes that a call reads and writes.
-
-    They are the bytes of the two fused ops, without q between them: the fused op neither writes nor reads it.
-    """
+def _flops(*args: Any, **kwargs: Any) -> float:
     call = append_attention.bind(args, kwargs)
-    return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
+    assert callable(qk_norm_rope_append.flops) and callable(paged_attention.flops)
+    first: int = _write(call, qk_norm_rope_append.flops)
+    last: float = _read(call, paged_attention.flops, call["q"], call["kv"])
+    return first + last
+
+
+def _traffic(*args: Any, **kwargs: Any) -> dict[str, float]:
+    """Return the bytes that a call writes and then reads of the cache, and reads of the table."""
+    call = append_attention.bind(args, kwargs)
+    assert qk_norm_rope_append.traffic is not None and paged_attention.traffic is not None
+    written: dict[str, float] = _write(call, qk_norm_rope_append.traffic)
+    read: dict[str, float] = _read(call, paged_attention.traffic, call["q"], call["kv"])
+    return written | {"kv": written["kv"] + read["kv"]}
 
 
 def _placement(call: Call) -> Fit:
@@ -143,7 +137,7 @@ def _placement(call: Call) -> Fit:
     in_place=_in_place,
     costliest=_costliest,
     decompose=_decompose,
-    flops=_sum("flops"),
+    flops=_flops,
     traffic=_traffic,
     fusible=False,
     needs_kernel=True,

@@ -53,7 +53,12 @@ class AtenOp:
         """
         if self.view:
             return Cost()
-        return Cost(sum(result.numel() for result in results), bytes_of(*args, *kwargs.values(), *results))
+        moved = sum(self.moved(args, kwargs).values())
+        return Cost(sum(result.numel() for result in results), moved + bytes_of(*results))
+
+    def moved(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+        """Return the bytes of each argument, by parameter name. Calls that use a view may read all of it."""
+        return {name: bytes_of(value) for name, value in self.bind(args, kwargs).items()}
 
 
 def _parameters(overload: torch._ops.OpOverload) -> Parameters:

@@ -10,7 +10,7 @@ from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops.paged_attention import cached_keys
-from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, own_row, wide
+from ingot.ir.ops.registry import Effect, Sample, define, own_row, rows_bytes, wide
 from ingot.ir.placements import whole
 
 
@@ -205,10 +205,9 @@ def _paged_flops(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, tab
 
 
 def _paged_traffic(
-    q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *rest: torch.Tensor, top_k: int
-) -> int:
-    read = table.numel() * bytes_of(keys[:1])
-    return bytes_of(q, weights, table, *rest) + read + 4 * q.shape[0] * top_k
+    q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, table: torch.Tensor, *_: object, **__: object
+) -> dict[str, int]:
+    return {"keys": rows_bytes(table, keys)}  # a row of the cache is a page
 
 
 @define(

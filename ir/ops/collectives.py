@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import InternalError, VerifyError
-from ingot.ir.ops.registry import Sample, define, lookup_traffic, wide
+from ingot.ir.ops.registry import Sample, define, rows_bytes, wide
 from ingot.ir.ops.stand_ins import part_of_symbol, rows_of_part
 from ingot.ir.placements import Call, Fit, Rule, whole
 
@@ -262,7 +262,7 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     fake=lambda tokens, weight, *, axis, parts: weight.index_select(0, tokens),
     across=_lookup,
     flops=0,
-    traffic=lookup_traffic,
+    traffic=lambda tokens, weight, **_: {"weight": rows_bytes(tokens, weight)},
     fusible=False,
     placement=_vocab_placement,
 )

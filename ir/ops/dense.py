@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops.registry import Sample, bytes_of, define, lookup_traffic, wide
+from ingot.ir.ops.registry import Sample, define, rows_bytes, wide
 from ingot.ir.placements import Call, Fit, by_heads, elementwise, whole
 from ingot.ir.tables import make_table
 
@@ -22,7 +22,7 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("tokens",),
     samples=_embedding_samples,
     flops=0,
-    traffic=lookup_traffic,
+    traffic=lambda tokens, weight: {"weight": rows_bytes(tokens, weight)},
     fusible=False,
     placement=whole,
 )
@@ -225,11 +225,6 @@ def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **
     return 3 * x[..., 0].numel() * table.shape[1]  # two multiplications and an addition per rotated element
 
 
-def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
-    """Return the bytes that a rotary embedding reads besides x: the positions, and a row of the table for each."""
-    return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
-
-
 def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     positions = torch.tensor([0, 1, 63, 17], dtype=torch.int32)
     attrs = {"kind": "rope", "rope_type": "default", "positions": 64, "theta": 10000.0}
@@ -243,7 +238,7 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("x", "positions"),
     samples=_rope_samples,
     flops=rope_flops,
-    traffic=lambda x, positions, table, **_: 2 * bytes_of(x) + rope_reads(positions, table),
+    traffic=lambda x, positions, table, **_: {"table": rows_bytes(positions, table)},
     placement=_rope_placement,
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
@@ -277,7 +272,7 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
     rows=("rows",),
     samples=_select_rows_samples,
     flops=0,
-    traffic=lambda x, rows: lookup_traffic(rows, x),
+    traffic=lambda x, rows: {"x": rows_bytes(rows, x)},
     fusible=False,
     placement=_select_rows_placement,
 )

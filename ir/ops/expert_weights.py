@@ -46,11 +46,10 @@ class ExpertWeight:
         """Return the shape [E, N, K] of the matrices."""
         return stack_shape(tuple(self.parts["weight"].shape), self.format)
 
-    @property
-    def expert_bytes(self) -> int:
-        """Return the bytes of one expert's tensors."""
-        tensors = [*self.parts.values(), *([] if self.bias is None else [self.bias])]
-        return sum(one[:1].numel() * one.element_size() for one in tensors)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that are given, by the op's parameter. Their first axis is that of the experts."""
+        found = {part_parameter(self.name, part): one for part, one in self.parts.items()}
+        return found if self.bias is None else {**found, part_parameter(self.name, "bias"): self.bias}
 
     def check(self, dtype: torch.dtype) -> None:
         """Raise VerifyError if the tensors do not store matrices in the format. `dtype` is that of x."""

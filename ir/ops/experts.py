@@ -110,16 +110,15 @@ def _flops(*args: Any, **kwargs: Any) -> int:
     return 6 * int(bound["chosen"].shape[1]) * int(bound["x"].numel()) * ffn
 
 
-def _traffic(*args: Any, **kwargs: Any) -> int:
-    """Return the bytes that a call reads and writes.
+def _traffic(*args: Any, **kwargs: Any) -> dict[str, int]:
+    """Return the bytes that a call reads of each tensor of the weights.
 
     It assumes that the tokens choose as many different experts as possible. The weights of each of these are read once.
     """
     bound = experts.bind(args, kwargs)
-    matrices, chosen = _weights(bound), bound["chosen"]
-    different = min(matrices[0].shape[0], chosen.numel())
-    rows = 2 * bytes_of(bound["x"]) + bytes_of(bound["weights"], chosen)
-    return rows + int(different) * sum(one.expert_bytes for one in matrices)
+    matrices = _weights(bound)
+    different = min(matrices[0].shape[0], bound["chosen"].numel())
+    return {name: different * bytes_of(one[:1]) for each in matrices for name, one in each.tensors().items()}
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

@@ -93,10 +93,9 @@ def _fake(
     return torch.empty_like(kv)
 
 
-def _traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
-    """Return the bytes that a call of `kv_append` reads and writes. Of the cache, only the written rows count."""
-    written = k.shape[0] * bytes_of(kv[:1, :, :1])
-    return bytes_of(k, v, slots) + written
+def _traffic(kv: torch.Tensor, k: torch.Tensor, *_: torch.Tensor | None, **__: object) -> dict[str, int]:
+    """Return the bytes that a call of `kv_append` writes of the cache: a row for each token."""
+    return {"kv": k.shape[0] * bytes_of(kv[:1, :, :1])}
 
 
 def _placement(call: Call) -> Fit:

@@ -59,9 +59,12 @@ def _shrink_flops(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> int:
     return 2 * x.numel() * a.shape[1]
 
 
-def _shrink_traffic(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> int:
-    # Assumes that tokens use as many different adapters as possible. The factors of each are read once.
-    return bytes_of(x, slots) + min(a.shape[0], x.shape[0]) * bytes_of(a[:1]) + 4 * x.shape[0] * int(a.shape[1])
+def _read_factors(tokens: int, factors: torch.Tensor) -> int:
+    """Return the bytes that a call reads of all adapters' factors, for a step of `tokens` tokens.
+
+    It assumes that the tokens use as many different adapters as possible. The factors of each are read once.
+    """
+    return min(factors.shape[0], tokens) * bytes_of(factors[:1])
 
 
 @define(
@@ -70,7 +73,7 @@ def _shrink_traffic(x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor) -> in
     fake=_shrink_fake,
     costliest=_shrink_costliest,
     flops=_shrink_flops,
-    traffic=_shrink_traffic,
+    traffic=lambda x, slots, a: {"a": _read_factors(x.shape[0], a)},
     effect=Effect.READS_STATE,
     legal="cached",
     fusible=False,
@@ -123,12 +126,6 @@ def _expand_flops(
     return 2 * y.numel() * b.shape[2]
 
 
-def _expand_traffic(
-    y: torch.Tensor, shrunk: torch.Tensor, slots: torch.Tensor, b: torch.Tensor, *, segments: Sequence[int]
-) -> int:
-    return 2 * bytes_of(y) + bytes_of(shrunk, slots) + min(b.shape[0], y.shape[0]) * bytes_of(b[:1])
-
-
 def _expand_costliest(
     y: torch.Tensor, shrunk: torch.Tensor, slots: torch.Tensor, b: torch.Tensor, *, segments: Sequence[int]
 ) -> torch.Tensor:
@@ -146,7 +143,7 @@ def _expand_costliest(
     fake=_expand_fake,
     costliest=_expand_costliest,
     flops=_expand_flops,
-    traffic=_expand_traffic,
+    traffic=lambda y, shrunk, slots, b, **_: {"b": _read_factors(y.shape[0], b)},
     effect=Effect.READS_STATE,
     legal="cached",
     fusible=False,

@@ -197,17 +197,12 @@ def _paged_traffic(
     q: torch.Tensor,
     kv: torch.Tensor,
     page_table: torch.Tensor,
-    *rest: torch.Tensor | None,
+    *_: torch.Tensor | None,
     mask: str = CAUSAL.name,
-    value_width: int | None = None,
-    per_token: bool = False,
-    **_: object,
-) -> float:
+    **__: object,
+) -> dict[str, float]:
     a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
-    read = page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
-    result = q.shape[0] * q.shape[1] * form.value_width * q.element_size()
-    return bytes_of(q) + result + read + bytes_of(page_table, *rest)
+    return {"kv": page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position}
 
 
 def cached_keys(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops.registry import Sample, bytes_of, define, wide, wide_copy
+from ingot.ir.ops.registry import Sample, define, wide, wide_copy
 from ingot.ir.placements import whole
 
 # The hidden states that make the vector: the last token's, the mean of all, the first token's. Names are those of
@@ -54,7 +54,6 @@ def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, poo
     samples=_samples,
     fake=_fake,
     flops=lambda x, *_, **__: x.numel(),
-    traffic=lambda x, *others, **_: bytes_of(x, *others) + 4 * others[0].shape[0] * x.shape[1],
     costliest=_costliest,
     fusible=False,
     legal="cached",

@@ -3,7 +3,7 @@
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops.registry import Sample, bytes_of, define, wide
+from ingot.ir.ops.registry import Sample, define, wide
 from ingot.ir.placements import Call, Fit, whole
 
 
@@ -41,7 +41,6 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("x", "positions"),
     samples=_samples,
     flops=1,
-    traffic=lambda x, positions, **_: 2 * bytes_of(x) + bytes_of(positions),
     placement=_placement,
 )
 def scale_by_position(

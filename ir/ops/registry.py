@@ -72,8 +72,9 @@ class Op:
     - `reference`: the function that defines the results.
     - `placement`: its placement rule: how arguments and results are distributed over a mesh axis.
     - `flops`: operations per element of the results (0 if data only moves), or a function of the arguments.
-    - `traffic`: a function that returns the bytes that a call reads and writes. None: the bytes of all arguments and
-      results but written states. `flops` and `traffic` use only the shapes of tensors.
+    - `traffic`: a function that takes a call's arguments and returns, by parameter, the bytes that the call reads or
+      writes of arguments of which it needs only a part, such as the rows of a table. A call reads all other arguments
+      whole, but none of the states that it writes. `flops` and `traffic` use only the shapes of tensors.
     - `multiplies`: whether the op is a matmul with weights.
     - `fake`: the shape function. It returns results of the right shape for meta tensors.
     - `rowwise`: computes the results so that a token's bits do not depend on the other tokens of the step.
@@ -165,13 +166,18 @@ class Op:
         `results` ends with the new versions of the states that the call writes.
         """
         written = results[: len(results) - len(self.states)]
-        read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
         if isinstance(self.flops, int):
             flops = self.flops * sum(tensor.numel() for tensor in written)
         else:
             flops = self.flops(*args, **kwargs)
-        traffic = self.traffic(*args, **kwargs) if self.traffic else bytes_of(*read, *written)
-        return Cost(int(flops), int(traffic))
+        return Cost(int(flops), sum(self.moved(args, kwargs).values()) + bytes_of(*written))
+
+    def moved(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+        """Return the bytes that a call reads of each argument, or writes of a state, by parameter name."""
+        bound = self.bind(args, kwargs)
+        whole = {name: 0 if name in self.states else bytes_of(value) for name, value in bound.items()}
+        parts = self.traffic(*args, **kwargs) if self.traffic else {}
+        return whole | {name: int(part) for name, part in parts.items()}
 
 
 OPS: dict[str, Op] = {}
@@ -182,9 +188,9 @@ def bytes_of(*values: Any) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
-def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
-    """Return the bytes that a lookup of table rows moves: it reads the indices, and reads and writes the rows."""
-    return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
+def rows_bytes(indices: torch.Tensor, table: torch.Tensor) -> int:
+    """Return the bytes that a lookup reads of a table: a row for each index."""
+    return indices.numel() * bytes_of(table[:1])
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:

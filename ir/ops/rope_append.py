@@ -7,9 +7,9 @@ import torch
 
 from ingot.ir.cache.dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache.form import CacheForm
-from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
+from ingot.ir.ops.dense import rms_norm, rope, rope_flops
 from ingot.ir.ops.kv_append import kv_append
-from ingot.ir.ops.registry import Sample, bytes_of, define
+from ingot.ir.ops.registry import Sample, bytes_of, define, rows_bytes
 from ingot.ir.placements import Call, Fit, by_heads
 from ingot.ir.tables import make_table
 
@@ -147,15 +147,11 @@ def _traffic(
     v: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
-    *rest: torch.Tensor | None,
-    **_: object,
-) -> int:
-    """Return the bytes that a call moves.
-
-    It reads q, k and v, writes q in q's dtype, and writes k and v in the cache's dtype.
-    """
-    written = k.shape[0] * bytes_of(kv[:1, :, :1])
-    return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
+    *_: torch.Tensor | None,
+    **__: object,
+) -> dict[str, int]:
+    """Return the bytes that a call writes of the cache, which are k and v in its dtype, and reads of the table."""
+    return {"kv": k.shape[0] * bytes_of(kv[:1, :, :1]), "table": rows_bytes(positions, table)}
 
 
 def _placement(call: Call) -> Fit:

@@ -4,7 +4,7 @@ import torch
 
 from ingot.ir.ops.logit_edits import ANY_TOKEN, EditParts
 from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized, penalized_most
-from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, wide
+from ingot.ir.ops.registry import Effect, Sample, define, wide
 from ingot.ir.placements import whole
 
 # Philox 4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
@@ -176,17 +176,6 @@ def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
     return _choose(logits, asked[:-NUM_PENALTIES], rows, typical=True)
 
 
-def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
-    """Return the bytes that a call moves if no request has a penalty or edits.
-
-    It then reads none of the states `token_counts`, `edits` and `last_token`.
-    """
-    given = Penalties(*asked[-NUM_PENALTIES:])
-    states = (given.token_counts, given.edits, given.last_token)
-    read = (one for one in asked if all(one is not state for state in states))
-    return bytes_of(logits, *read) + logits.shape[0] * torch.int32.itemsize
-
-
 @define(
     samples=_samples,
     rows=(
@@ -208,7 +197,8 @@ def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
     costliest=_choose_most,
     flops=lambda logits, *_: logits.numel(),  # one comparison per logit
-    traffic=_traffic,
+    # Without a request for a penalty or edits, the states are not read.
+    traffic=lambda *_: dict.fromkeys(("token_counts", "edits", "last_token"), 0),
     effect=Effect.READS_STATE,
     fusible=False,
     legal="cached",

@@ -116,15 +116,10 @@ def _traffic(
     kv: torch.Tensor,
     chosen: torch.Tensor,
     page_table: torch.Tensor,
-    *rest: torch.Tensor,
-    value_width: int | None = None,
-    per_token: bool = False,
-    **_: object,
-) -> int:
-    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width, per_token=per_token)
-    read = q.shape[0] * _most(kv, chosen, page_table) * bytes_of(kv[:1, :, :1])
-    result = q.shape[0] * q.shape[1] * form.value_width * q.element_size()
-    return bytes_of(q, chosen, page_table, *rest) + read + result
+    *_: torch.Tensor,
+    **__: object,
+) -> dict[str, int]:
+    return {"kv": q.shape[0] * _most(kv, chosen, page_table) * bytes_of(kv[:1, :, :1])}
 
 
 def _placement(call: Call) -> Fit:

@@ -6,7 +6,7 @@ import torch
 
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import attention, like_q, slopes_sample
-from ingot.ir.ops.registry import Function, Sample, bytes_of, define
+from ingot.ir.ops.registry import Function, Sample, define
 from ingot.ir.placements import Call, Fit, by_heads
 
 
@@ -86,7 +86,6 @@ def _placement(call: Call) -> Fit:
     rowwise=_rowwise,
     fake=like_q,
     flops=_flops,
-    traffic=lambda q, *others, **_: 2 * bytes_of(q) + bytes_of(*others),
     costliest=_costliest,
     fusible=False,
     needs_kernel=True,

@@ -11,7 +11,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.attention import attention_scores, weighted_values
-from ingot.ir.ops.registry import Sample, bytes_of, define, own_row, wide
+from ingot.ir.ops.registry import Sample, define, own_row, wide
 from ingot.ir.placements import Call, Fit, by_heads
 
 _QUERIES = ("q", "q_rotated", "before", "before_lse")
@@ -118,7 +118,6 @@ def _placement(call: Call) -> Fit:
     rowwise=_rowwise,
     fake=_fake,
     flops=_flops,
-    traffic=lambda *args, **_: bytes_of(*args) + bytes_of(args[4]),
     costliest=_costliest,
     fusible=False,
     needs_kernel=True,

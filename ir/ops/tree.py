@@ -228,7 +228,7 @@ def _slots_placement(call: Call) -> Fit:
     states=("kv",),
     in_place=_move,
     flops=0,
-    traffic=lambda kv, slots, source: bytes_of(slots, source) + 2 * slots.shape[0] * bytes_of(kv[:1, :, :1]),
+    traffic=lambda kv, slots, source: {"kv": 2 * slots.shape[0] * bytes_of(kv[:1, :, :1])},
     fusible=False,
     on_device=True,
     placement=_slots_placement,

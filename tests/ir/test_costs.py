@@ -214,3 +214,82 @@ def test_a_region_counts_the_part_of_an_argument_that_it_reads(tokens: int, expe
     assert experts_and_add.bytes == rows + 4 * experts * (32 * 8 + 8 * 16)
     assert experts_and_add.flops == 6 * tokens * 2 * 8 * 16 + tokens * 8
     assert lookups.bytes == 4 * (tokens + 2 * tokens * 8)
+
+
+SHARED = """
+program main stage=PLANNED bucket=any tokens=[1, 64] q_max=any
+dim T in [1, 64]
+dim L in [1, 8]
+input indices: i32[T]
+input x: f32[T, 8]
+input y: f32[T, 8]
+input rows: i32[L]
+input q: f32[T, 8, 16]
+input k: f32[T, 4, 16]
+param table: f32[100, 16] = source(name="table")
+region r0 @inductor {
+  input in0: i32[T]
+  input in1: f32[100, 16]
+  %embedding = ingot.embedding(%in0, %in1) : f32[T, 16]
+  %add = aten.add.Tensor(%in1, %in1) : f32[100, 16]
+  return out0=%embedding, out1=%add
+}
+region r1 @inductor {
+  input in0: f32[T, 8, 16]
+  input in1: f32[T, 4, 16]
+  input in2: i32[T]
+  input in3: f32[100, 16]
+  %rope = ingot.rope(%in0, %in2, %in3) : f32[T, 8, 16]
+  %rope_1 = ingot.rope(%in1, %in2, %in3) : f32[T, 4, 16]
+  return out0=%rope, out1=%rope_1
+}
+region r2 @inductor {
+  input in0: f32[T, 8]
+  input in1: f32[T, 8]
+  input in2: i32[L]
+  %add = aten.add.Tensor(%in0, %in1) : f32[T, 8]
+  %select_rows = ingot.select_rows(%add, %in2) : f32[L, 8]
+  return out0=%select_rows
+}
+region r3 @inductor {
+  input in0: i32[T]
+  input in1: f32[100, 16]
+  %slice_1 = aten.slice.Tensor(%in1, 1, 0, 8) : f32[100, 8; 16, 1]
+  %mul = aten.mul.Tensor(%slice_1, 2.0) : f32[100, 8]
+  %embedding = ingot.embedding(%in0, %in1) : f32[T, 16]
+  return out0=%embedding, out1=%mul
+}
+%region_r0 = region.r0(%indices, %table) : (f32[T, 16], f32[100, 16]) @inductor
+%region_r1 = region.r1(%q, %k, %indices, %table) : (f32[T, 8, 16], f32[T, 4, 16]) @inductor
+%region_r2 = region.r2(%x, %y, %rows) : f32[L, 8] @inductor
+%region_r3 = region.r3(%indices, %table) : (f32[T, 16], f32[100, 8]) @inductor
+%r0_0 = getitem(%region_r0, 0) : f32[T, 16]
+%r0_1 = getitem(%region_r0, 1) : f32[100, 16]
+%r1_0 = getitem(%region_r1, 0) : f32[T, 8, 16]
+%r1_1 = getitem(%region_r1, 1) : f32[T, 4, 16]
+%r3_0 = getitem(%region_r3, 0) : f32[T, 16]
+%r3_1 = getitem(%region_r3, 1) : f32[100, 8]
+return a=%r0_0, b=%r0_1, c=%r1_0, d=%r1_1, e=%region_r2, f=%r3_0, g=%r3_1
+"""
+_TABLE = 100 * 16
+
+
+@pytest.mark.parametrize(
+    ("region", "tokens", "moved"),
+    [
+        # A lookup reads 16 rows of the table, but the sum reads all of it: indices, table, and both results.
+        ("region_r0", 16, 16 + _TABLE + 16 * 16 + _TABLE),
+        # Both calls read the same 16 rows of the table. q and k are read and written.
+        ("region_r1", 16, 2 * 16 * (8 + 4) * 16 + 16 + 16 * 16),
+        # Positions that repeat read no more than the table.
+        ("region_r1", 200, 2 * 200 * (8 + 4) * 16 + 200 + _TABLE),
+        # One row is read of the sum, which is made inside the region: both addends are read whole.
+        ("region_r2", 64, 2 * 64 * 8 + 1 + 8),
+        # What is read of a view is not known: the table counts whole.
+        ("region_r3", 16, 16 + _TABLE + 16 * 16 + 100 * 8),
+    ],
+)
+def test_a_region_counts_each_input_as_the_call_that_reads_most(region: str, tokens: int, moved: int) -> None:
+    program = parse_program(SHARED)
+    costs = {node.name: call_cost(node, program, {"T": tokens, "L": 1}) for node in program.calls()}
+    assert costs[region].bytes == 4 * moved

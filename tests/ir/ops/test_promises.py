@@ -382,6 +382,7 @@ def test_cost_needs_no_data(name: str) -> None:
         cost = op.cost(*sample.args, **sample.kwargs)
         assert op.cost(*metas.args, **metas.kwargs) == cost
         assert cost.flops >= 0 and cost.bytes > 0
+        assert op.moved(sample.args, sample.kwargs).keys() == set(op.parameters.names)
 
 
 def test_defining_a_name_twice_is_an_error() -> None:
