@@ -64,15 +64,25 @@ def most_heads(tokens: int) -> int:
 
 
 def _measured_latents(problem: DecodeProblem, sm: int) -> DecodeTiles | None:
-    """Return the tile sizes measured for latents, or None if there are none that fit on compute capability `sm`."""
+    """Return the tile sizes measured for latents, or None if there are none that fit on compute capability `sm`.
+
+    They fit if a block holds a program, and a multiprocessor all programs among which a context is split for it.
+    """
     tables = {AUTO: LATENT_TILES, "f8e4m3": LATENT_EIGHT_BIT_TILES}
     if problem.cache_form != _MEASURED_LATENTS or DTYPES[problem.dtype].itemsize != 2:
         return None
-    by_tokens = tables.get(problem.cache_dtype, {}).get(max(LEAST, power_of_two(problem.group)), {})
+    rows = max(LEAST, power_of_two(problem.group))
+    by_tokens = tables.get(problem.cache_dtype, {}).get(rows, {})
     timed = by_tokens.get(max((tokens for tokens in by_tokens if tokens <= problem.tokens), default=0))
-    if timed is None or _widths_of(problem).shared(power_of_two(problem.group), timed.keys) > shared_memory(sm):
+    if timed is None:
         return None
-    return timed
+    # A block needs room for converted elements of an 8-bit cache too: compiled for sm_90 by Triton 3.6.0, 64 heads over
+    # f8e4m3 take 184,832 bytes, and 155,648 would hold what is loaded. Programs that share a multiprocessor have 16
+    # heads, whose elements are converted in registers: they take 76,288 of 94,208 bytes.
+    widths, cached = _widths_of(problem), DTYPES[problem.cached_as].itemsize
+    fits = widths.shared(rows, timed.keys) <= shared_memory(sm)
+    fits &= timed.programs * widths.shared(rows, timed.keys, cached) <= shared_memory(sm)
+    return timed if fits else None
 
 
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:

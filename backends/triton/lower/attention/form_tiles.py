@@ -37,9 +37,13 @@ class TileWidths:
     sums: int
     itemsize: int
 
-    def shared(self, rows: int, keys: int) -> int:
-        """Return the bytes of shared memory that a program needs for tiles of `rows` queries and `keys` keys."""
-        return self.itemsize * (rows * self.key + _BUFFERS * keys * (self.key + self.value) + rows * keys)
+    def shared(self, rows: int, keys: int, cached: int = 0) -> int:
+        """Return the bytes of shared memory that a program needs for tiles of `rows` queries and `keys` keys.
+
+        `cached` is the bytes of an element of keys and values as they are loaded; 0 means `itemsize`.
+        """
+        loaded = _BUFFERS * keys * (self.key + self.value) * (cached or self.itemsize)
+        return self.itemsize * (rows * self.key + rows * keys) + loaded
 
 
 @dataclass(frozen=True)
