@@ -233,14 +233,34 @@ def test_programs_that_share_a_multiprocessor_fit_into_its_memory(
 
 
 def test_splits_that_are_known_early_fit_on_the_device() -> None:
-    """All (token, k/v head, split) of the largest step run at once. Fewer k/v heads therefore have more splits."""
+    """All programs of the largest step run at once, unless a context has no more splits than it has at least."""
+    tiles, cores = DecodeTiles(64, 3, 2), 132
 
     def base(problem: DecodeProblem) -> int:
-        return split_limits(problem, DecodeTiles(64, 3, 2), 132).base
+        limits = split_limits(problem, tiles, cores)
+        least = 2 if 1 < problem.tokens <= 16 else 1
+        assert limits.base == least or limits.base * problem.tokens * problem.kv_heads <= tiles.programs * cores
+        return limits.base
 
     problem = DecodeProblem(8, 4, 128, 16, "bf16", 32, True)
     assert [base(replace(problem, kv_heads=heads)) for heads in (8, 4, 2, 1)] == [1, 2, 4, 4]
     assert [base(replace(problem, kv_heads=heads, tokens=16)) for heads in (32, 8, 4, 1)] == [2, 2, 4, 4]
     assert base(replace(problem, tokens=512)) == 1
-    # One token: 32 splits, and more only if multiprocessors would have no program.
-    assert [base(replace(problem, kv_heads=heads, tokens=1)) for heads in (32, 8, 4, 2, 1)] == [8, 32, 32, 64, 64]
+    # One token: 32 splits, and more only if each still has a multiprocessor of its own.
+    assert [base(replace(problem, kv_heads=heads, tokens=1)) for heads in (32, 8, 4, 3, 2, 1)] == [
+        8,
+        32,
+        32,
+        32,
+        64,
+        64,
+    ]
+    # Another launch merges the splits, so that many of them cost less.
+    apart = replace(DEEPSEEK, kv_heads=4, group=32, sharing=4)
+    assert split_limits(apart, tiles, cores).apart and not split_limits(problem, tiles, cores).apart
+    assert [base(replace(apart, tokens=tokens)) for tokens in (1, 16, 32, 512)] == [64, 4, 2, 1]
+    assert base(replace(apart, kv_heads=1, sharing=1, tokens=1)) == 128
+    for each in (problem, apart):
+        for heads in range(1, 133):
+            for tokens in (1, 2, 16, 17, 32, 64, 512):
+                base(replace(each, kv_heads=heads, tokens=tokens, sharing=1))

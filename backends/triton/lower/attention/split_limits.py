@@ -25,8 +25,9 @@ _HALVED = 16
 # A context has up to this many splits that do not depend on its length, if all of them fit on the device at once. They
 # begin to load before the lengths are known: with 32 tokens of 512 positions and 4 k/v heads, two take 1 us of 17 less.
 _MOST_BASE = 4
-# Splits of a context in steps of one token, unless fewer programs than multiprocessors would run. More cost more time
-# to merge: with 4 k/v heads and 512 positions, 64 take 7.1 us on an H200 and 32 take 4.3 us.
+# The most splits of a context in steps of one token, if they are merged in the same launch. There are more only if each
+# then still has a multiprocessor of its own: on 132, two k/v heads have 64 splits each, and three have 32. More cost
+# more time to merge: with 4 k/v heads and 512 positions, 64 take 7.1 us on an H200 and 32 take 4.3 us.
 _SPLITS_OF_ONE = 32
 
 
