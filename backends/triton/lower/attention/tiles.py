@@ -25,12 +25,12 @@ class DecodeTiles:
 # The best tile sizes by the most tokens of a step, and the bytes of a key head. The measured layers have 8 kv heads and
 # 32 q heads; those with heads of 160 bytes have 32 of each. Those of up to 32 tokens with heads of 128 and 256 bytes
 # were timed between the matmuls before and after attention, also with 8 q heads per kv head, over contexts of 320 to
-# 32768 positions. There, fewer stages are faster than alone: a program of few bytes of shared memory fits beside those
-# of the matmul, and begins to load before it has ended. With 32 q heads of 128 elements, a token over 512 positions
-# takes 3.6 us, and 5.3 us with five stages; 32 tokens take 21.7 us, and 25 us with tiles of 64 keys in two warps.
-# The others were timed alone, several dozen each: they lose least over the mixes of contexts of tune/attention.py, or
-# within 2 % of that; for 512 tokens, over 128, 256 and 512 contexts of 512 to 640 positions and 96 of 2048. All on one
-# H200 (copy: 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0).
+# 32768 positions. Between matmuls, tiles with fewer stages win, unlike alone: a program of few bytes of shared memory
+# fits beside those of the matmul, and begins to load before it has ended. In bf16, with 8 kv heads, 32 q heads of 128
+# elements and contexts of 512 positions, one token takes 3.6 us, and 5.3 us with five stages. 32 tokens take 21.7 us,
+# and 25 us with tiles of 64 keys in two warps. The others were timed alone, several dozen each: they lose least over
+# the mixes of contexts of tune/attention.py, or within 2 % of that; for 512 tokens, over 128, 256 and 512 contexts of
+# 512 to 640 positions and 96 of 2048. All on one H200 (copy: 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0).
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     1: {128: DecodeTiles(128, 3, 2), 160: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 3, 2)},
     16: {128: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 3, 2)},
@@ -60,10 +60,10 @@ PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128
 
 # The best tile sizes over latents of 512 elements, which are keys and values, and keys of 64 more, in bf16. By the q
 # heads of a tile, and the fewest `tokens` of a `DecodeProblem` that they are for: tiles of 64 heads begin with two
-# (`most_heads`). Of 3 to 40 each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over
-# contexts of 16384 and 2048 positions. With 16 heads, 32 contexts of 16384 take 183 us: four programs of two warps on a
-# multiprocessor load while others compute. One program took 279 us. 128 heads in two tiles take 598 us, and took 1610
-# us in four tiles of 32 (benchmarks/results/latents_attention.json, and its previous version).
+# (`most_heads`). Of 3 to 40 each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over contexts of 16384 and 2048
+# positions. With 16 heads, 32 contexts of 16384 take 183 us: four programs of two warps on a multiprocessor load while
+# others compute. One program took 279 us. 128 heads in two tiles take 598 us, and took 1610 us in four tiles of 32
+# (benchmarks/results/latents_attention.json, and its previous version).
 LATENT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     16: {1: DecodeTiles(32, 5, 1, early=0), 16: DecodeTiles(16, 3, 4, warps=2, early=0)},
     32: {1: DecodeTiles(32, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 1, warps=8, early=0)},
