@@ -4,8 +4,9 @@
 
 It times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1,
 16, 32, 64 and 512 tokens with heads of 64 and 128 elements, some with heads of 80, over mixes of contexts. It prints
-the best by the same criterion, for the tables of lower/attention_tiles.py, and writes the times of all to --out.
-attention.py measures the kernel with the sizes of the tables.
+the best by the same criterion, for the tables of lower/attention/tiles.py, and writes the times of all to --out. Times
+of attention with append in steps of up to 64 tokens are what it adds between two matmuls. Other times are of attention
+alone. attention.py measures the kernel with the sizes of the tables.
 """
 
 import argparse

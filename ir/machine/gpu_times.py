@@ -80,9 +80,9 @@ _US = 1e-6
 # One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13. The times are medians of chains of equal calls in a CUDA
 # graph, over weights that fit no cache, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens. `ingot
 # explain --measure` takes them, and benchmarks/fit_times.py fits them; the time between steps is from a profiler's
-# trace. Attention of few tokens is from benchmarks/kernels/tune_attention.py. Attention of prompts is from
-# benchmarks/kernels/prefill.py for FlashInfer's kernels (16 steps with heads of 64 and 128, within a tenth), and from
-# an earlier run of the same steps for Ingot's. The host is a Xeon with Python 3.12.
+# trace. Attention of few tokens is from benchmarks/kernels/tune_attention.py, when it timed all attention alone.
+# Attention of prompts is from benchmarks/kernels/prefill.py for FlashInfer's kernels (16 steps with heads of 64 and
+# 128, within a tenth), and from an earlier run of the same steps for Ingot's. The host is a Xeon with Python 3.12.
 H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={

@@ -3,6 +3,11 @@
 Tile sizes are chosen before the lengths are known, so each is timed on several mixes of lengths. The pages exceed the
 L2 cache. The best sizes have the least weighted mean, over the mixes, of time / least time, where the least time is
 over all sizes tried. A mix counts by its weight and not by its time, or long contexts would decide alone.
+
+Attention with `append` in steps of up to 64 tokens is timed between two matmuls, as in a decode step. Its time is what
+it adds to them (attention_matmuls.py). Other attention is timed alone, in a graph of its own launches. That is
+`paged_attention`, attention over caches of unequal widths, and steps of more tokens. In their steps, matmuls of cuBLAS
+or other kernels run before and after attention.
 """
 
 import math
@@ -19,7 +24,9 @@ from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.attention_matmuls import Matmuls, compile_matmuls, matmuls_of
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
+from ingot.backends.triton.tune.linear import LinearBench
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.ops import OPS
@@ -63,7 +70,8 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 class TimedAttention:
     """The measurement of decode attention with certain tile sizes.
 
-    `times` are the microseconds of a call for each mix of context lengths, in the order of `mixes_of(problem)`.
+    `times` are the microseconds of a call for each mix of context lengths, in the order of `mixes_of(problem)`. Between
+    matmuls, they are the microseconds that a call adds.
     """
 
     problem: DecodeProblem
@@ -118,9 +126,13 @@ def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) 
 
 
 def compile_all(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> None:
-    """Compile the attention kernel with these tile sizes into Triton's cache on disk, without using the GPU."""
+    """Compile attention with these tile sizes, and the matmuls to time it with, without using the GPU.
+
+    The kernels are stored in Triton's cache on disk.
+    """
     count = len(mixes_of(problem)[0].contexts)
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": count, "B": count, "P": 1})
+    compile_matmuls(machine, problem)
 
 
 def _op(problem: DecodeProblem) -> str:
@@ -278,32 +290,53 @@ def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
     return call
 
 
-def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
-    """Return the mean seconds of a step with these tile sizes. A CUDA graph of all `steps` is timed.
+def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps, matmuls: Matmuls | None) -> float:
+    """Return the mean seconds of attention in a step with these tile sizes. A CUDA graph of several `steps` is timed.
 
-    Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
+    It is the time that attention adds between `matmuls`. If they are None, attention is timed alone. Raises
+    RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
     call = checked(machine, tiles, steps)
-    return device.graph_seconds(partial(call, given) for given in steps.inputs) / len(steps.inputs)
+    launches = [partial(call, given) for given in steps.inputs]
+    return device.graph_seconds(launches) / len(launches) if matmuls is None else matmuls.added(launches)
 
 
 class AttentionBench:
-    """A benchmark of decode attention. The cached keys and values are in a memory pool.
+    """A benchmark of decode attention. The cached keys and values are in a memory pool, as are the matmuls' weights.
 
-    It makes new inputs only when the problem (sizes and dtypes of the call) changes.
+    It makes new inputs only when the problem (sizes and dtypes of the call) or the machine changes.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self._problem: DecodeProblem | None = None
+        self._given: tuple[Machine, DecodeProblem] | None = None
         self._steps: list[Steps] = []
+        self._matmuls: Matmuls | None = None
+        # The times of matmuls alone are kept when the problem changes, so that all tiles of a problem have the same.
+        self._alone: dict[tuple[Machine, DecodeProblem], dict[int, float]] = {}
 
     def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> TimedAttention:
         """Check decode attention with these tile sizes, and time it on several mixes of context lengths.
 
         Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
         """
-        if problem != self._problem:
-            self._problem = problem
+        if (machine, problem) != self._given:
+            self._given, self._steps, self._matmuls = None, [], None  # free the old inputs first: both may not fit
             self._steps = [Steps(problem, mix, self.pool) for mix in mixes_of(problem)]
-        return TimedAttention(problem, tiles, tuple(seconds_of(machine, tiles, steps) * 1e6 for steps in self._steps))
+            if (around := matmuls_of(problem)) is not None:
+                # A pool has one dtype at a time, so the weights for a cache of another dtype are in another pool.
+                bench = self._weights if problem.cached_as == problem.dtype else self._weights_apart
+                self._matmuls = Matmuls(machine, around, bench, self._alone.setdefault((machine, problem), {}))
+            self._given = machine, problem
+        seconds = [seconds_of(machine, tiles, steps, self._matmuls) for steps in self._steps]
+        return TimedAttention(problem, tiles, tuple(one * 1e6 for one in seconds))
+
+    @cached_property
+    def _weights(self) -> LinearBench:
+        """Return weights of matmuls in the pool of keys and values."""
+        return LinearBench(self.pool)
+
+    @cached_property
+    def _weights_apart(self) -> LinearBench:
+        """Return weights of matmuls in a pool of their own."""
+        return LinearBench(Pool())

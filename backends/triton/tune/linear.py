@@ -63,13 +63,19 @@ def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | No
     return schedule, schedule_linear(linear, schedule)
 
 
-def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> None:
-    """Compile the matmul kernels with these tile sizes into Triton's cache on disk, without using the GPU."""
+def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> None:
+    """Compile the matmul kernels with these tile sizes into Triton's cache on disk, without using the GPU.
+
+    If `tiles` is None, the best known tile sizes are used.
+    """
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": STEPS[problem.tokens]})
 
 
-def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launcher:
-    """Return a function that launches a matmul with these tile sizes on given inputs."""
+def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> Launcher:
+    """Return a function that launches a matmul with these tile sizes on given inputs.
+
+    If `tiles` is None, the best known tile sizes are used.
+    """
     return Launcher(*make_schedule(machine, problem, tiles), {"T": STEPS[problem.tokens]})
 
 

@@ -17,7 +17,14 @@ import triton
 from ingot.backends.triton.lower.attention.problem import DECODE_ATTENTION, DecodeProblem
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
-from ingot.backends.triton.tune import attention, attention_candidates, experts, linear, linear_candidates
+from ingot.backends.triton.tune import (
+    attention,
+    attention_candidates,
+    attention_matmuls,
+    experts,
+    linear,
+    linear_candidates,
+)
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
@@ -51,6 +58,7 @@ class Subject:
     - `candidates`: returns the tile sizes to time first
     - `more_candidates`: returns variants of the best of them
     - `best`: returns the best of several measurements
+    - `prepare`: compiles the other kernels that (machine, problem) is timed with. The time limit does not include it
     """
 
     read: Callable[[Choice], Any]
@@ -59,6 +67,7 @@ class Subject:
     candidates: Callable[[Any, Machine], Sequence[Any]]
     more_candidates: Callable[[Any, Any], Sequence[Any]]
     best: Callable[[Sequence[Any]], Timed]
+    prepare: Callable[[Machine, Any], None] = lambda *_: None
 
 
 def microseconds(timed: Timed) -> float:
@@ -82,6 +91,7 @@ SUBJECTS = {
     DECODE_ATTENTION: Subject(
         DecodeProblem.of, attention.AttentionBench, attention.compile_all,
         attention_candidates.candidates, attention_candidates.more_candidates, attention.best,
+        attention_matmuls.compile_matmuls,
     ),
 }  # fmt: skip
 
@@ -98,6 +108,7 @@ def measure(choice: Choice, target: Target, seconds: float) -> Choice:
     problem = subject.read(choice)
     try:
         bench, compilers = _bench(choice.kernel), _compilers()
+        subject.prepare(machine, problem)
         begin = time.monotonic()
         first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
     except Exception as error:  # Triton and the driver raise many types

@@ -117,6 +117,22 @@ def test_without_time_the_known_ones_are_timed(bench: FakeBench, monkeypatch: py
     assert found.source == "measured" and found.microseconds is not None
 
 
+def test_what_else_is_compiled_takes_no_time_of_the_candidates(
+    bench: FakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, prepared = [0.0], []
+
+    def prepare(machine: Machine, problem: LinearProblem) -> None:
+        assert not bench.timed, "kernels are compiled before a graph with them is captured"
+        prepared.append((machine, problem))
+        now[0] += 100.0
+
+    monkeypatch.setattr(search.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(search, "SUBJECTS", {LINEAR: replace(search.SUBJECTS[LINEAR], prepare=prepare)})
+    search.measure(first_choice(PROBLEM), SM_90, seconds=60.0)
+    assert prepared == [(H200, PROBLEM)] and set(candidates(PROBLEM, H200)) <= set(bench.timed)
+
+
 def test_what_does_not_even_run_as_known_is_an_error(bench: FakeBench) -> None:
     bench.broken = (first_choice(PROBLEM).tiles["block_n"],)
     with pytest.raises(BackendError, match=r"linear\(columns=1024, .* could not be timed: RuntimeError"):

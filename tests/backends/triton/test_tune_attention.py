@@ -1,7 +1,8 @@
 """Timing attention of few tokens: what is timed is the attention, by Triton's interpreter; and which sizes are best."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,12 +20,15 @@ from ingot.backends.triton.lower.attention.tiles import (
     DecodeTiles,
 )
 from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.linear.problem import LinearProblem
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
-from ingot.backends.triton.tune import attention, device
+from ingot.backends.triton.tune import attention, attention_matmuls, device, linear
 from ingot.backends.triton.tune.attention import AttentionBench, Mix, TimedAttention, best, make_schedule, mixes_of
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
+from ingot.backends.triton.tune.attention_matmuls import LEAST, Matmuls, compile_matmuls, matmuls_of
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.backends.triton.tune.search import SUBJECTS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import TensorType
@@ -44,21 +48,63 @@ DEEPSEEK = DecodeProblem(2, 64, 576, 16, "bf16", 32, False, "f8e4m3", "latent_51
 OTHERS = [EIGHT_BITS, INT8, PER_TOKEN, TWO_WIDTHS, LATENT]
 PROBLEMS = [ONE, SEVERAL, APART, *(DecodeProblem(8, 4, dim, 16, "bf16", 32, True) for dim in (64, 128, 256))]
 PROBLEMS += [*OTHERS, DEEPSEEK, replace(PROBLEMS[4], cache_dtype="f8e4m3")]
+ATTENTION = "decode_attention"  # the kernel
+TILES = DecodeTiles(32, 3, 2)
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 
 
+@dataclass
+class Clock:
+    """In place of a GPU: the time of a graph is the sum over its launches, in milliseconds by kind. Notes the graphs.
+
+    A kind is the name of the first kernel, with a + if it adds a residual stream.
+    """
+
+    attention: float = 1.0
+    matmul: float = 10.0
+    graphs: list[tuple[str, ...]] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)  # of the matmuls of the graphs
+    loaded: list[Launcher] = field(default_factory=list)
+
+    def graph_seconds(self, launches: Iterable[Callable[[], object]]) -> float:
+        kinds = []
+        for launch in launches:
+            assert isinstance(launch, partial) and isinstance(launch.func, Launcher)
+            assert any(one is launch.func for one in self.loaded), "a kernel is loaded while the graph is captured"
+            kinds.append(kind_of(launch.func))
+            if kinds[-1] != ATTENTION:
+                self.weights.append(launch.args[0][1])
+            launch()
+        self.graphs.append(tuple(kinds))
+        return sum(self.attention if kind == ATTENTION else self.matmul for kind in kinds) * 1e-3
+
+
+def kind_of(call: Launcher) -> str:
+    launch = call.schedule.launches[0]
+    return launch.kernel.__name__ + ("+" if launch.arguments.get("residual") is not None else "")
+
+
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> AttentionBench:
-    """On the CPU, over a small pool and short contexts, by a clock that says a millisecond for whatever runs."""
+def clock() -> Clock:
+    return Clock()
 
-    def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
-        return 1e-3 * sum(launch() is None for launch in launches)
 
+@pytest.fixture
+def bench(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AttentionBench:
+    """On the CPU, over a small pool and short contexts, by a clock that says a millisecond for attention."""
+    right = Launcher.__call__
+
+    def call(self: Launcher, inputs: list[torch.Tensor]) -> None:
+        right(self, inputs)
+        clock.loaded.append(self)
+
+    monkeypatch.setattr(Launcher, "__call__", call)
     monkeypatch.setattr(device, "DEVICE", "cpu")
     monkeypatch.setattr(device, "POOL", 1 << 18)
     monkeypatch.setattr(device, "median_seconds", lambda work, rounds: 1e-3)
-    monkeypatch.setattr(device, "graph_seconds", graph_seconds)
+    monkeypatch.setattr(device, "graph_seconds", clock.graph_seconds)
     monkeypatch.setattr(attention, "LAUNCHES", (2, 2))
+    monkeypatch.setattr(attention_matmuls, "MOST_LAYERS", 2)
     monkeypatch.setattr(attention, "MIXES", {1: (Mix((70,)), Mix((1,))), 16: (Mix((20, 90, 1)),)})
     return AttentionBench(Pool())
 
@@ -85,6 +131,141 @@ def test_wrong_results_are_found(
     monkeypatch.setattr(Launcher, "__call__", wrong)
     with pytest.raises(RuntimeError, match="the result is wrong by"):
         bench.measure(MACHINE, problem, DecodeTiles(32, 3, 2))
+
+
+@interpreted
+@pytest.mark.parametrize(("problem", "kernel"), [(ONE, "linear_matvec"), (SEVERAL, "linear_tile")], ids=str)
+def test_attention_is_timed_between_the_matmuls_of_a_step(
+    bench: AttentionBench, clock: Clock, problem: DecodeProblem, kernel: str
+) -> None:
+    """Each layer has other weights. The matmuls alone are timed once for all candidates."""
+    for tiles in (TILES, replace(TILES, keys=16)):
+        bench.measure(MACHINE, problem, tiles)
+    alone, between = (kernel, f"{kernel}+") * 2, (kernel, ATTENTION, f"{kernel}+") * 2
+    assert clock.graphs == [alone, *[between] * 2 * len(mixes_of(problem))]
+    clock.graphs.clear()
+    bench.measure(MACHINE, APART, TILES)
+    bench.measure(MACHINE, problem, TILES)
+    assert clock.graphs.count(alone) == 0, "all tiles of a problem have one time to subtract"
+    matmuls = matmuls_of(problem)
+    assert matmuls is not None
+    assert [weight.shape for weight in clock.weights[:2]] == [(one.columns, one.depth) for one in matmuls]
+    assert len({weight.data_ptr() for weight in clock.weights[:4]}) == 4
+
+
+@interpreted
+@pytest.mark.parametrize("matmul", [10.0, 0.1])
+def test_the_time_is_what_attention_adds_to_the_matmuls(bench: AttentionBench, clock: Clock, matmul: float) -> None:
+    clock.attention, clock.matmul = 3.0, matmul
+    assert bench.measure(MACHINE, SEVERAL, TILES).times == (pytest.approx(3e3),)
+
+
+def test_matmuls_alone_are_timed_for_each_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[int] = []
+
+    def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
+        graphs.append(len(list(launches)))
+        return 1.0
+
+    monkeypatch.setattr(device, "graph_seconds", graph_seconds)
+    matmuls = without_matmuls()
+    for count in (1, 3, 1, 3, 9):
+        matmuls.added([print] * count)
+    most = attention_matmuls.MOST_LAYERS
+    assert most > 9 and graphs == [2, 3, 6, 9, 3, 9, 18, 27]
+    graphs.clear()
+    matmuls.added([print] * (most + 1))
+    assert graphs == [2 * most, 3 * most]
+
+
+def without_matmuls() -> Matmuls:
+    """Layers whose matmuls do nothing."""
+    matmuls = Matmuls.__new__(Matmuls)
+    matmuls._layers, matmuls._alone = [(repr, repr)] * attention_matmuls.MOST_LAYERS, {}  # type: ignore[list-item]
+    return matmuls
+
+
+def test_noise_below_the_matmuls_makes_no_tiles_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with attention may by chance be no slower than one without. Such times are equal, and the first wins."""
+    times: Iterator[float] = iter([20.0, 20.1, 20.0, 17.0, 23.0])
+    monkeypatch.setattr(device, "graph_seconds", lambda launches: next(times))
+    matmuls = without_matmuls()
+    found = [matmuls.added([print]) for _ in range(4)]
+    assert found == [pytest.approx(LEAST * 20.0)] * 3 + [3.0]
+    problem = replace(PROBLEMS[4], tokens=16)
+    monkeypatch.setattr(attention, "MIXES", {16: (Mix((20,)),)})
+    timed = [TimedAttention(problem, DecodeTiles(16 << at, 3, 1), (time,)) for at, time in enumerate(found)]
+    assert best(timed) is timed[0]
+
+
+def test_what_is_timed_between_which_matmuls() -> None:
+    """Q and k/v heads are columns of the first, and values of all q heads the depth of the second."""
+    llama = DecodeProblem(8, 4, 128, 16, "bf16", 1, True)
+    after = LinearProblem(4096, 4096, 1, "bf16", "bf16", residual=True)
+    assert matmuls_of(llama) == (LinearProblem(6144, 4096, 1, "bf16", "bf16", norm=True), after)
+    tokens = {size: matmuls_of(replace(llama, tokens=size)) for size in (3, 16, 20, 64, 65, MOST_DECODED)}
+    assert {size: found and found[0].tokens for size, found in tokens.items()} == {
+        3: 16, 16: 16, 20: 32, 64: 64, 65: None, MOST_DECODED: None,
+    }  # fmt: skip
+    assert tokens[64] == (
+        LinearProblem(6144, 4096, 64, "bf16", "bf16"), LinearProblem(4096, 4096, 64, "bf16", "bf16", residual=True),
+    )  # fmt: skip
+    assert matmuls_of(replace(llama, cache_dtype="f8e4m3", form="equal_per_token")) == matmuls_of(llama)
+    shared = matmuls_of(replace(llama, sharing=2))
+    assert shared is not None and shared[0].columns == (32 + 2 * 4) * 128
+    for other in ({"append": False}, {"form": "values_64"}, {"dtype": "f8e4m3"}, {"kv_heads": 64}):
+        assert matmuls_of(replace(llama, **other)) is None, other
+
+
+@interpreted
+@pytest.mark.parametrize("problem", [APART, TWO_WIDTHS], ids=str)
+def test_other_attention_is_timed_alone(bench: AttentionBench, clock: Clock, problem: DecodeProblem) -> None:
+    bench.measure(MACHINE, problem, TILES)
+    assert clock.graphs == [(ATTENTION,) * 2]
+
+
+@interpreted
+@pytest.mark.parametrize(("problem", "pools"), [(SEVERAL, 1), (EIGHT_BITS, 2)], ids=str)
+def test_memory_is_filled_once_for_each_dtype(
+    bench: AttentionBench, problem: DecodeProblem, pools: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in the dtype of q and a cache of another dtype would refill one pool in turns."""
+    filled: list[torch.dtype] = []
+    fill = Pool._fill
+
+    def noted(self: Pool, part: torch.Tensor) -> None:
+        filled.append(part.dtype)
+        fill(self, part)
+
+    monkeypatch.setattr(Pool, "_fill", noted)
+    for one in (problem, problem, replace(problem, group=2)):
+        bench.measure(MACHINE, one, TILES)
+    assert len(filled) == len(set(filled)) == pools
+
+
+@pytest.mark.parametrize(("problem", "kernels"), [
+    (ONE, [ATTENTION, "linear_matvec", "linear_matvec"]),
+    (PROBLEMS[4], [ATTENTION, "linear_tile", "linear_tile"]),
+    (APART, [ATTENTION]),
+], ids=str)  # fmt: skip
+def test_matmuls_are_compiled_before_they_are_timed(
+    problem: DecodeProblem, kernels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in each process, for all candidates, and as they are launched."""
+    compiled: list[tuple[str, int]] = []
+
+    def compile_launches(schedule: Schedule, sizes: dict[str, int]) -> None:
+        compiled.extend((launch.kernel.__name__, sizes["T"]) for launch in schedule.launches)
+
+    compile_matmuls.cache_clear()
+    for module in (attention, linear):
+        monkeypatch.setattr(module, "compile_launches", compile_launches)
+    for _ in range(2):
+        attention.compile_all(H200, problem, TILES)
+    SUBJECTS[DECODE_ATTENTION].prepare(H200, problem)
+    compile_matmuls.cache_clear()
+    assert [name for name, _ in compiled] == [*kernels, ATTENTION]
+    assert {tokens for name, tokens in compiled if name != ATTENTION} <= {1, linear.STEPS.get(problem.tokens)}
 
 
 def test_steps_own_different_pages(bench: AttentionBench) -> None:
@@ -117,6 +298,7 @@ def test_mixes_are_no_larger_than_steps() -> None:
 def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
     found = candidates(problem, H200)
     assert found[0] == known_tiles(problem, 90)[0] and len(set(found)) == len(found) > 5
+    assert len(found) <= 48, "all are to be timed in a few seconds"
     for tiles in [*found, *more_candidates(problem, found[0])]:
         choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=vars(tiles), source="measured")
         check_tiles([choice])
@@ -124,6 +306,13 @@ def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
         launch, *_ = make_schedule(H200, problem, tiles)[0].launches
         chunk = launch.constants["SPLITS"].chunk
         assert (chunk, launch.stages, launch.warps) == (tiles.keys, tiles.stages, tiles.warps)
+
+
+@pytest.mark.parametrize("problem", [one for one in PROBLEMS if one.append], ids=str)
+def test_three_stages_are_tried_with_early_loads(problem: DecodeProblem) -> None:
+    """They leave the most shared memory of those that load before the previous kernel has ended."""
+    tried = {(tiles.keys, tiles.programs) for tiles in candidates(problem, H200) if tiles.stages == 3 and tiles.early}
+    assert tried >= {(32, 1), (32, 2), (64, 1), (64, 2), (128, 1)}
 
 
 def test_known_tiles_are_by_steps_and_heads() -> None:
