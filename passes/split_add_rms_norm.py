@@ -1,4 +1,4 @@
-"""split-add-rms-norm: splits the residual add and the norm again, if a backend fuses each with another call."""
+"""split-add-rms-norm: replaces `add_rms_norm` by an add and a norm that a backend fuses with the calls around them."""
 
 import operator
 from dataclasses import dataclass

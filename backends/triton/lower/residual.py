@@ -11,8 +11,8 @@ _ADD = torch.ops.aten.add.Tensor
 def residual_of(add: fx.Node, product: fx.Node) -> fx.Node | None:
     """Return what the call `add` adds to the result of the call `product`.
 
-    Return None if `add` is another op, scales a term, or if the terms differ in dtype or shape. The rows of the
-    residual must be dense.
+    Return None if `add` is another op, scales a term, or if the terms differ in dtype or shape. Return None, too, if
+    the elements of a row are not adjacent.
     """
     if not is_call(add, _ADD) or len(add.args) != 2 or add.kwargs:
         return None

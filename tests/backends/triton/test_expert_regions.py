@@ -78,7 +78,7 @@ def check(
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the device, as it lies: a copy of a slice would be dense."""
+    """The tensor on the device, with its strides: a copy of a slice would have adjacent rows."""
     if DEVICE == "cpu" or tensor.is_contiguous():
         return tensor.to(DEVICE)
     wide = torch.full((tensor.shape[0] + 1, tensor.stride(0)), float("nan"), dtype=tensor.dtype, device=DEVICE)
@@ -182,7 +182,7 @@ def test_the_add_that_follows_is_fused(sides: str) -> None:
     ],
 )
 def test_what_is_not_fused(add: str, result: str) -> None:
-    """Another dtype, a broadcast, rows that are not dense, twice the same, a scaled term, and another reader."""
+    """Another dtype, a broadcast, elements of a row apart, twice the same, a scaled term, and another reader."""
     assert _found(EXPERTS + add, result) == []
 
 

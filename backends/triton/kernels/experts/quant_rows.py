@@ -156,7 +156,8 @@ def quant_experts_down_rows(
     n = first + tl.arange(0, ROWS)
     row = tl.minimum(n, N - 1)
     experts = chosen + token * TOP_K
-    # Not from the L1 cache: another multiprocessor wrote it, and this kernel has not waited for it.
+    # Not from the L1 cache: another multiprocessor wrote it, and this program has not waited yet. The wait below makes
+    # results of previous kernels visible. So the loads of `chosen` in the loop, which follow it, may use the L1 cache.
     expert = tl.load(experts, cache_modifier=".cg").to(tl.int64)
     held = ()
     for nth in tl.static_range(ROWS):
