@@ -17,7 +17,7 @@ from sglang_child import KEPT_BACK
 from sglang_child import SETTINGS as SGLANG_SETTINGS
 from vllm_child import SETTINGS as VLLM_SETTINGS
 
-from ingot.bench.children import ChildError
+from ingot.bench.children import ChildError, in_seconds
 
 _END_SECONDS = 10.0
 _IDLE_SECONDS = 20.0  # that a server may take to drop requests whose clients have gone
@@ -126,7 +126,7 @@ def running(
                 if process.poll() is not None:
                     raise ChildError(f"the server ended with status {process.returncode}: see {log.name}")
                 if time.monotonic() - begin > timeout:
-                    raise ChildError(f"the server did not answer within {timeout:g} s: see {log.name}")
+                    raise ChildError(f"the server did not answer within {in_seconds(timeout)}: see {log.name}")
                 time.sleep(0.05)
             yield Server(port, time.monotonic() - begin, process.pid)
         finally:

@@ -104,10 +104,15 @@ def run_command(
     if (expired.is_set() or status) and not echo:
         print("\n".join(last), file=sys.stderr)
     if expired.is_set():
-        raise ChildError(f"it was ended after {timeout:g} s")
+        raise ChildError(f"it was ended after {in_seconds(timeout)}")
     if status:
         raise ChildError(f"it ended with status {status}: {_reason(last)}")
     return Ended(started, seconds, None)
+
+
+def in_seconds(limit: float) -> str:
+    """Return a time limit as text, with at most one decimal. Limits may be what is left of another: 89.9959 is 90 s."""
+    return f"{round(limit, 1):g} s"
 
 
 @contextlib.contextmanager

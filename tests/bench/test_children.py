@@ -69,3 +69,8 @@ def test_a_child_that_takes_too_long_is_ended_with_its_children(
         children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=2.5)
     with pytest.raises(ProcessLookupError):
         os.kill(int(running.read_text()), 0)
+
+
+def test_limits_are_said_with_one_decimal() -> None:
+    limits = (89.9959, 2.5, 300, 3599.96)
+    assert [*map(children.in_seconds, limits)] == ["90 s", "2.5 s", "300 s", "3600 s"]
