@@ -3,11 +3,13 @@
     python benchmarks/cold_start.py ARTIFACT [--tries 3] [--json FILE]
 
 A new process imports Ingot, loads the artifact and generates one token after a prompt of 128 tokens, as `ingot bench
-startup` measures it. All files are in the page cache. The best of some tries counts, and all are kept.
+startup` measures it. Before each try, this process reads all files of the artifact, so the page cache holds as many of
+them as memory has room for. It does not read the files of Python packages, so the first try may read these from a disk.
+The best of some tries counts, and all are kept.
 
 The memory of a start is the most that the process and all that it starts have had, in any try, in samples of every 20
-ms. Pages of files on a disk do not count. The sum of three parts bounds it: anonymous memory, shared memory (through
-blocks of it weights are copied to a GPU, and the driver locks them), and what torch's allocator has pinned.
+ms. Pages of files on a disk do not count. It is at most the sum of three peaks: anonymous memory, shared memory
+(through blocks of it weights are copied to a GPU, and the driver locks them), and what torch's allocator has pinned.
 """
 
 import argparse

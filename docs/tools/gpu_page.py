@@ -1,6 +1,8 @@
 """The part of docs/benchmarks.md that compares engines on a GPU: a plot and a table for each question."""
 
+import argparse
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,14 +55,16 @@ Arrivals are random, with the given mean rate: {requests}. Goodput counts reques
 """
 PREFIX = "Load: {requests}.\n"
 START = """\
-A new process up to its first token, with all files in the page cache. The other engines make up random weights and read
-none. A first start has empty compiler caches; Ingot compiles once with `compile-model`.
+A new process up to its first token. All files of the artifact are read before it starts. The other engines make up
+random weights and read none. A first start has empty compiler caches; Ingot compiles once with `compile-model`.
 """
 LOADING = "Phases of loading in Ingot's fastest start. Phases overlap.\n"
 COMPILING = "Seconds of `compile-model`, which a first start of another engine includes.\n"
 MEMORY = """\
-The most host memory at a time, without pages of files. A start's is the sum of anonymous memory, shared memory and
-what torch's allocator pins. `compile-model` starts as many compiler processes as `-j` says, one per core by default.
+The most host memory at a time in samples of every 20 ms, without pages of files. A page that several processes share
+counts for each of them. A start's memory is the sum of three peaks: anonymous memory, shared memory and what torch's
+allocator pins. These peaks may be at different moments, so the sum is an upper bound. `compile-model` starts up to as
+many compiler processes as `-j` says, one per core by default.
 """
 IDLE = "The share of the time between the ends of successive decode steps in which the GPU is idle, over all loads.\n"
 
@@ -77,6 +81,7 @@ _MEMORY = {
     "start_pinned": "of it: pinned by torch",
     "compile_memory": "compile-model, anonymous",
     "compile_memory_process": "of one process of it",
+    "compile_jobs": "compiler processes of it, at most (`-j`)",
     "artifact": "for comparison: all files of the artifact",
 }
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
@@ -117,7 +122,9 @@ def gpu_sections(results: Sequence[Result], plots: Plots) -> Iterator[str]:
     yield from _only_ingot("Which phases does a start have?", LOADING, results, _loads(results))
     compiles = {name: said for name in _COMPILES if (said := _said(results, name))}
     yield from _only_ingot("How long does compiling take?", COMPILING, results, compiles)
-    yield from _only_ingot("How much host memory do starting and compiling take?", MEMORY, results, _MEMORY)
+    yield from _only_ingot(
+        "How much host memory do starting and compiling take?", MEMORY, map(_with_jobs, results), _MEMORY
+    )
     yield from _only_ingot("How long is the GPU idle?", IDLE, results, {"decode_idle": "idle"})
     yield from _conditions(results, device)
 
@@ -337,7 +344,21 @@ def _loads(results: Sequence[Result]) -> Columns:
     return {name: name.removeprefix("load_").replace("_", " ") for name in names}
 
 
-def _only_ingot(heading: str, text: str, results: Sequence[Result], names: Columns) -> Iterator[str]:
+def _with_jobs(result: Result) -> Result:
+    """Return a result with the most compiler processes as the figure "compile_jobs".
+
+    A result without the memory of compiling is returned as it is.
+    """
+    if "compile_memory" not in result.figures:
+        return result
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-j", "--jobs", type=int, default=result.machine.cores)
+    asked, _ = parser.parse_known_args(shlex.split(str(result.settings.get("compile", ""))))
+    jobs = Figure(value=asked.jobs, unit="", what="compiler processes, at most")
+    return result.model_copy(update={"figures": {**result.figures, "compile_jobs": jobs}})
+
+
+def _only_ingot(heading: str, text: str, results: Iterable[Result], names: Columns) -> Iterator[str]:
     """Yield a table of figures that only Ingot has: a column for each run."""
     having = [result for result in results if names.keys() & result.figures.keys()]
     if not having:

@@ -118,6 +118,12 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
     assert "; sglang 3.1, torch 9.0, vllm 1.0, vllm 2.0." in text
     assert "Not measured: SGLang. it was ended after 300 s" in text
+    assert "compiler processes of it" not in text, "it is said of a compile whose memory was measured"
+    compiled = {**figures, "compile_memory": figure(4e9, "B")}
+    for options, jobs in {"": 16, "--max-batch 4 -j 10": 10, "--jobs=3": 3}.items():
+        settings = {"shape": "1b", "compile": options, "load": ""}
+        text = benchmark_page.page([found.model_copy(update={"figures": compiled, "settings": settings})])[0]
+        assert f"| compiler processes of it, at most (`-j`) | {jobs} |" in text
     few, many = plots.values()
     assert [*plots] == ["benchmarks/decode_g_4.svg", "benchmarks/decode_g_32.svg"]
     assert all(f">{label}<" in few for label in ("Ingot", "SGLang", "500 µs"))
