@@ -212,6 +212,14 @@ class Tunable(Compiler, Protocol):
         """
         ...
 
+    def tuning_sources(self) -> Sequence[Path]:
+        """Return the source files that determine which sizes `measure` tries and how it times them.
+
+        `sources` need not contain them, because they do not determine compiled code. The keys of cached tile sizes
+        depend on the contents of both.
+        """
+        ...
+
 
 def call_compilers(backends: Iterable[Backend]) -> list[Compiler]:
     """Return the backends that can compile a call alone, for the types of its arguments."""

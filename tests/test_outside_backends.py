@@ -26,7 +26,7 @@ from ingot.compile.identity import exe_document, exe_key
 from ingot.compile.outside_backend import backend_facts
 from ingot.error_text import decode_error, encode_error
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.backend import Backend, Compiler, RegionCompiler
+from ingot.ir.backend import Backend, Compiler, RegionCompiler, Tunable
 from ingot.ir.errors import OptionError, TargetError, UserBackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
@@ -191,6 +191,10 @@ def test_serving_imports_the_load_side_alone(package: Install, tmp_path: Path) -
 
 # Faults at import, in the description, and in the class.
 
+_KIND = "    compiles_calls = False\n"
+_TUNES = "    choices = with_choices = measures = measure = print\n"
+_GONE = "    def tuning_sources(self): return [Path('gone.py')]\n"
+
 DESCRIBED = {
     "no import": ({"init": ("from ingot", "1 / 0; from ingot")}, "failed to be imported: ZeroDivisionError"),
     "another thing": ({"init": ("BACKEND =", "BACKEND = 7 or")}, "is 7"),
@@ -206,6 +210,7 @@ DESCRIBED = {
     "no claim": ({"emit": ("def claim", "def claims")}, "has no method claim"),
     "half a compiler": ({"emit": ("def workspace", "def work")}, "has emit, and no workspace"),
     "half a region compiler": ({"emit": ("def warm_up", "def warm")}, "has cover, and no warm_up"),
+    "half a tuner": ({"emit": (_KIND, f"{_KIND}{_TUNES}")}, "has choices, and no tuning_sources"),
     "no kind": ({"emit": ("compiles_calls = False", "pass")}, "does not say whether it compiles_calls"),
     "nothing loads it": ({"init": (', executable="PACKAGE.load:load"', "")}, "names no function that loads them"),
     "no compiler here": ({"emit": ('{"c++": "7"}', "1 / 0")}, "failed to answer toolchain: ZeroDivisionError"),
@@ -294,6 +299,7 @@ ANSWERS = {
     "no bytes": ({"emit": ("return 4096", "return None")}, "a call allocates None bytes"),
     "other calls covered": ({"emit": ("for node in nodes]", "for node in nodes[1:]]")}, "covers other calls"),
     "sources that are gone": ({"emit": ("[Path(__file__)]", "[Path('gone.py')]")}, "names gone.py among its sources"),
+    "a tuner that is gone": ({"emit": (_KIND, f"{_KIND}{_TUNES}{_GONE}")}, "names gone.py among its sources"),
 }
 
 
@@ -308,6 +314,8 @@ def test_a_wrong_answer(kind: str, package: Install, tmp_path: Path) -> None:
         backend.claim(calls, TARGET, BODY.bucket)  # type: ignore[arg-type]
         backend.cover(calls)
         backend.sources()
+        if isinstance(backend, Tunable):
+            backend.tuning_sources()
         _, executable, folder = _made(tmp_path)
         backend.workspace(BODY, executable, folder, {"T": 8}, 1)
     assert message in said(caught.value, name)

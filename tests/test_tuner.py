@@ -24,21 +24,27 @@ class Sized(CompilesCalls, Reference):
 
     name = "sized"
 
-    def __init__(self, given: Sequence[Choice] = (), compiler: str = "1", fixed: str = "") -> None:
+    def __init__(
+        self, given: Sequence[Choice] = (), compiler: str = "1", fixed: str = "", method: Path | None = None
+    ) -> None:
         self.given, self.compiler, self.fixed = {choice.key: choice for choice in given}, compiler, fixed
+        self.method = method
 
     def choices(self, body: Program, target: Target) -> tuple[Choice, ...]:
         known = Choice(kernel="square", problem={"name": body.name}, tiles={"side": 1}, source="heuristic")
         return (self.given.get(known.key, known),)
 
     def with_choices(self, choices: Sequence[Choice]) -> "Sized":
-        return Sized((*self.given.values(), *choices), self.compiler, self.fixed)
+        return Sized((*self.given.values(), *choices), self.compiler, self.fixed, self.method)
 
     def measures(self, choice: Choice) -> bool:
         return choice.problem["name"] != self.fixed
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
         raise AssertionError("the tests measure by themselves")
+
+    def tuning_sources(self) -> list[Path]:
+        return [] if self.method is None else [self.method]
 
     def toolchain(self) -> dict[str, str]:
         return {"compiler": self.compiler}
@@ -90,6 +96,16 @@ def test_times_are_of_one_gpu_and_one_compiler() -> None:
     assert tune("a", target=SM_90.model_copy(update={"cores": 1}))[0] == "a"
     assert tune("a", Sized(compiler="2"))[0] == "a"
     assert tune("a", target=SM_90.model_copy(update={"memory": 1}))[0] == ""
+
+
+def test_times_are_of_one_method(tmp_path: Path) -> None:
+    """A change of how sizes are timed makes cached results stale, though it changes no compiled code."""
+    method = tmp_path / "method.py"
+    method.write_text("alone")
+    assert tune("a", Sized(method=method)) == ("a", [7])
+    assert tune("a", Sized(method=method)) == ("", [7])
+    method.write_text("between matmuls")
+    assert tune("a", Sized(method=method)) == ("a", [7])
 
 
 def test_damaged_times_are_taken_again(cache: Path) -> None:

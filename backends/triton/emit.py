@@ -26,6 +26,7 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
+from ingot.ir.machine import device_clock
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import add_rms_norm, linear, op_of
 from ingot.ir.program import Program, held_type, target_name
@@ -136,6 +137,9 @@ class Triton:
         from ingot.backends.triton.tune.search import measure
 
         return measure(choice, target, seconds)
+
+    def tuning_sources(self) -> Sequence[Path]:
+        return [*sorted((Path(__file__).parent / "tune").rglob("*.py")), Path(device_clock.__file__)]
 
     def _schedule(self, target: Target, bucket: BucketClass, sequences: int | None = None) -> Schedule:
         assert target.sm is not None

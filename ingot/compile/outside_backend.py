@@ -28,11 +28,11 @@ _TOGETHER = (
     ("emit", "workspace", "sources", "toolchain"),
     ("emit_library", "sources", "toolchain", "dry_run"),
     ("cover", "warm_up", "emit"),
-    ("choices", "with_choices", "measures", "measure", "emit"),
+    ("choices", "with_choices", "measures", "measure", "tuning_sources", "emit"),
 )
 _GUARDED = (
     *("dry_run", "sources", "toolchain", "emit_library", "emit", "workspace", "cover", "warm_up"),
-    *("takes_apart", "choices", "measures", "measure"),
+    *("takes_apart", "choices", "measures", "measure", "tuning_sources"),
 )
 
 
@@ -187,7 +187,14 @@ class OutsideBackend:
         return cast("list[list[fx.Node]] | None", found)
 
     def _sources(self) -> Sequence[Path]:
-        found = tuple(self._called("sources")())
+        return self._source_files("sources")
+
+    def _tuning_sources(self) -> Sequence[Path]:
+        return self._source_files("tuning_sources")
+
+    def _source_files(self, method: str) -> Sequence[Path]:
+        """Return the files that a method of the backend names, and check that they are there."""
+        found = tuple(self._called(method)())
         if odd := [one for one in found if not isinstance(one, Path) or not one.is_file()]:
             raise self._owner.error(f"names {odd[0]!s:.200} among its sources", expected="files that are there")
         return found

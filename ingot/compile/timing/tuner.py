@@ -1,4 +1,4 @@
-"""Time tile sizes of kernels for --tune, once for each kind of GPU and compiler."""
+"""Time tile sizes of kernels for --tune, once for each kind of GPU, compiler and method of timing."""
 
 import contextlib
 import os
@@ -75,6 +75,8 @@ class Tuner:
             "target": self.target.code_identity(),
             "toolchain": backend.toolchain(),
             "sources": [path.read_text(encoding="utf-8") for path in backend.sources()],
+            # A change of what is timed, or how, makes other sizes the fastest.
+            "tuning": [path.read_text(encoding="utf-8") for path in backend.tuning_sources()],
         }
         files = {choice.key: _file(choice, digest_json(compiler)) for choice in asked}
         found = {choice.key: _cached(files[choice.key], choice) for choice in asked}
@@ -109,7 +111,7 @@ class Tuner:
 def _file(choice: Choice, compiler: str) -> Path:
     """Return the path in the cache for the tile sizes of a kernel for one problem (sizes and dtypes of a call).
 
-    `choice` names both. `compiler` is a digest of GPU, compiler and kernel sources.
+    `choice` names both. `compiler` is a digest of GPU, compiler, and sources of kernels and of their timing.
     """
     key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
     return cache_folder("tuning") / f"{key}.json"

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingot.backends.triton.emit import Triton
 from ingot.backends.triton.lower.linear.choice import known_tiles
 from ingot.backends.triton.lower.linear.problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear.tiles import MatvecTiles, Tiles
@@ -18,6 +20,7 @@ from ingot.backends.triton.tune.linear import TimedLinear, make_schedule
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
+from ingot.ir.machine import device_clock
 from ingot.ir.machine.target import Target
 
 H200 = Machine(sm=90, cores=132)
@@ -131,6 +134,15 @@ def test_what_else_is_compiled_takes_no_time_of_the_candidates(
     monkeypatch.setattr(search, "SUBJECTS", {LINEAR: replace(search.SUBJECTS[LINEAR], prepare=prepare)})
     search.measure(first_choice(PROBLEM), SM_90, seconds=60.0)
     assert prepared == [(H200, PROBLEM)] and set(candidates(PROBLEM, H200)) <= set(bench.timed)
+
+
+def test_the_sources_of_the_search_are_named() -> None:
+    """They are not among those of compiled code, so that a change of the search compiles no kernel again."""
+    folder = Path(search.__file__).parent
+    named = {path.name for path in Triton().tuning_sources() if path.parent == folder}
+    assert named == {path.name for path in folder.iterdir() if path.suffix == ".py"} >= {"search.py", "device.py"}
+    assert Path(device_clock.__file__) in Triton().tuning_sources()
+    assert not {*Triton().tuning_sources()} & {*Triton().sources()}
 
 
 def test_what_does_not_even_run_as_known_is_an_error(bench: FakeBench) -> None:
