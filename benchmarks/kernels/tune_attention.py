@@ -12,6 +12,7 @@ alone. attention.py measures the kernel with the sizes of the tables.
 import argparse
 import json
 import time
+from concurrent.futures import wait
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ingot.backends.triton.lower.attention.problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.tune.attention import MIXES, AttentionBench, best, compile_all
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
+from ingot.backends.triton.tune.attention_matmuls import compile_matmuls
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.backends.triton.tune.search import compilers, measure_all
 
@@ -45,8 +47,9 @@ def main() -> None:
     parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3", "i8"), default=AUTO)
     options = parser.parse_args()
     problems = [replace(problem, cache_dtype=options.cache_dtype) for problem in PROBLEMS]
-    deadline = time.monotonic() + options.seconds
     with compilers() as processes:
+        wait([processes.submit(compile_matmuls, MACHINE, problem) for problem in problems])
+        deadline = time.monotonic() + options.seconds
         pool = Pool()
         print(f"copy {pool.copy / 1e12:.2f} TB/s")
         jobs = [(problem, tiles) for problem in problems for tiles in tried(problem)]

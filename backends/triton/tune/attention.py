@@ -24,7 +24,7 @@ from ingot.backends.triton.lower.attention.tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
-from ingot.backends.triton.tune.attention_matmuls import Matmuls, compile_matmuls, matmuls_of
+from ingot.backends.triton.tune.attention_matmuls import Matmuls, matmuls_of
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
 from ingot.backends.triton.tune.linear import LinearBench
 from ingot.ir.artifact.plan import BucketClass
@@ -126,13 +126,9 @@ def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) 
 
 
 def compile_all(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> None:
-    """Compile attention with these tile sizes, and the matmuls to time it with, without using the GPU.
-
-    The kernels are stored in Triton's cache on disk.
-    """
+    """Compile the attention kernel with these tile sizes into Triton's cache on disk, without using the GPU."""
     count = len(mixes_of(problem)[0].contexts)
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": count, "B": count, "P": 1})
-    compile_matmuls(machine, problem)
 
 
 def _op(problem: DecodeProblem) -> str:

@@ -34,7 +34,8 @@ def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[Decode
 
 
 def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
-    # Loading early takes shared memory that the previous kernel leaves. Three stages take half as much as five.
+    # A program that loads early needs shared memory while the previous kernel has its own. With three stages it needs
+    # half as much as with five.
     for keys, programs, (stages, early) in product((32, 64, 128), (1, 2, 4), ((3, 1), (5, 1), (5, 0))):
         tiles = DecodeTiles(keys, stages, programs, ahead=0 if early else 2, early=early)
         if _bytes(problem, tiles) * min(programs, 2) <= shared_memory(machine.sm):

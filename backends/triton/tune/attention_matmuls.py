@@ -2,12 +2,12 @@
 
 In a decode step, attention runs between two matmuls: the one of q, k and v, and the output matmul. With programmatic
 dependent launch, programs of attention begin while the first matmul still runs. They can only begin if the shared
-memory of a multiprocessor holds both. On an H200, tiles with three stages took 3.6 us there and tiles with five stages
-5.3 us, while alone both took equally long.
+memory of a multiprocessor holds both. For one token of an 8B on an H200, tiles with three stages took 3.6 us there and
+tiles with five stages 5.3 us, while alone both took equally long.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 
 from ingot.backends.triton.lower.attention.problem import DecodeProblem
 from ingot.backends.triton.lower.linear.problem import LinearProblem
@@ -17,8 +17,8 @@ from ingot.backends.triton.tune.device import Machine
 from ingot.backends.triton.tune.linear import STEPS, LinearBench
 
 MOST_LAYERS = 40  # most launches of attention in a graph: recording a launch takes longer than running it
-# The least time of attention, as a share of the time of both matmuls. The launch alone adds more: about 1 us to 20 us.
-# Less is noise of the clock.
+# The least time of attention, as a share of the time of both matmuls. A measured difference below it is noise: a launch
+# that does nothing adds about 1 us, which is 0.05 of the 20 us of the matmuls of an 8B.
 LEAST = 0.02
 _DTYPES = ("bf16", "f16", "f32")  # those of the matmul kernels
 
@@ -34,7 +34,9 @@ def matmuls_of(problem: DecodeProblem) -> tuple[LinearProblem, LinearProblem] | 
     - steps over caches of unequal widths have more and other matmuls
     - matmuls of more than 64 tokens, of other dtypes, and of very long normed rows do not use the matmul kernels
 
-    The problem does not contain the hidden size. It is assumed to be the width of all q heads.
+    The problem contains neither the hidden size nor the format of weights. The hidden size is assumed to be the width
+    of all q heads, and weights to be plain. With one token, the first matmul norms its input. With more, the norm is a
+    launch before the matmul, which is left out.
     """
     heads, tokens, form = problem.kv_heads * problem.group, padded_tokens(problem.tokens), problem.cache_form
     hidden, norm = heads * problem.dim, tokens == 1
@@ -47,9 +49,8 @@ def matmuls_of(problem: DecodeProblem) -> tuple[LinearProblem, LinearProblem] | 
     return before, LinearProblem(hidden, heads * form.value_width, tokens, dtype, dtype, residual=True)
 
 
-@cache
 def compile_matmuls(machine: Machine, problem: DecodeProblem) -> None:
-    """Compile the matmuls around attention into Triton's cache on disk, without using the GPU, once per process."""
+    """Compile the matmuls around attention into Triton's cache on disk, without using the GPU."""
     for one in matmuls_of(problem) or ():
         linear.compile_all(machine, one, None)
 
@@ -82,7 +83,7 @@ class Matmuls:
 
         `attention` are launches of successive steps. The first `MOST_LAYERS` are timed. Their kernels must have run
         before. The result is the difference of two medians, and at least a share of the time of the matmuls (`LEAST`).
-        Tiles that are faster than this by noise are therefore equal.
+        So tiles whose differences are below this share are equal, and noise does not choose among them.
         """
         attention = attention[:MOST_LAYERS]
         alone = self._alone_seconds(len(attention))

@@ -26,8 +26,9 @@ from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import attention, attention_matmuls, device, linear
 from ingot.backends.triton.tune.attention import AttentionBench, Mix, TimedAttention, best, make_schedule, mixes_of
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
-from ingot.backends.triton.tune.attention_matmuls import LEAST, Matmuls, compile_matmuls, matmuls_of
+from ingot.backends.triton.tune.attention_matmuls import LEAST, Matmuls, matmuls_of
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.backends.triton.tune.linear import LinearBench
 from ingot.backends.triton.tune.search import SUBJECTS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.tuning import Choice
@@ -160,36 +161,38 @@ def test_the_time_is_what_attention_adds_to_the_matmuls(bench: AttentionBench, c
     assert bench.measure(MACHINE, SEVERAL, TILES).times == (pytest.approx(3e3),)
 
 
-def test_matmuls_alone_are_timed_for_each_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def matmuls(monkeypatch: pytest.MonkeyPatch) -> Matmuls:
+    """Layers of matmuls that compute nothing, without weights."""
+    around = matmuls_of(PROBLEMS[4])
+    assert around is not None
+    monkeypatch.setattr(linear, "launcher", lambda *_: repr)
+    monkeypatch.setattr(LinearBench, "__init__", lambda *_: None)
+    monkeypatch.setattr(LinearBench, "inputs", lambda *_: [])
+    return Matmuls(H200, around, LinearBench(None), {})  # type: ignore[arg-type]
+
+
+def test_matmuls_alone_are_timed_for_each_number_of_layers(matmuls: Matmuls, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[int] = []
 
     def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
         graphs.append(len(list(launches)))
-        return 1.0
+        return float(graphs[-1])
 
     monkeypatch.setattr(device, "graph_seconds", graph_seconds)
-    matmuls = without_matmuls()
     for count in (1, 3, 1, 3, 9):
-        matmuls.added([print] * count)
+        assert matmuls.added([print] * count) == 1.0, "of three launches, one is attention"
     most = attention_matmuls.MOST_LAYERS
     assert most > 9 and graphs == [2, 3, 6, 9, 3, 9, 18, 27]
     graphs.clear()
-    matmuls.added([print] * (most + 1))
+    assert matmuls.added([print] * (most + 1)) == 1.0, "it is a mean over the launches that are timed"
     assert graphs == [2 * most, 3 * most]
 
 
-def without_matmuls() -> Matmuls:
-    """Layers whose matmuls do nothing."""
-    matmuls = Matmuls.__new__(Matmuls)
-    matmuls._layers, matmuls._alone = [(repr, repr)] * attention_matmuls.MOST_LAYERS, {}  # type: ignore[list-item]
-    return matmuls
-
-
-def test_noise_below_the_matmuls_makes_no_tiles_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_below_the_matmuls_makes_no_tiles_the_best(matmuls: Matmuls, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with attention may by chance be no slower than one without. Such times are equal, and the first wins."""
     times: Iterator[float] = iter([20.0, 20.1, 20.0, 17.0, 23.0])
     monkeypatch.setattr(device, "graph_seconds", lambda launches: next(times))
-    matmuls = without_matmuls()
     found = [matmuls.added([print]) for _ in range(4)]
     assert found == [pytest.approx(LEAST * 20.0)] * 3 + [3.0]
     problem = replace(PROBLEMS[4], tokens=16)
@@ -244,28 +247,26 @@ def test_memory_is_filled_once_for_each_dtype(
 
 
 @pytest.mark.parametrize(("problem", "kernels"), [
-    (ONE, [ATTENTION, "linear_matvec", "linear_matvec"]),
-    (PROBLEMS[4], [ATTENTION, "linear_tile", "linear_tile"]),
-    (APART, [ATTENTION]),
+    (ONE, ["linear_matvec", "linear_matvec"]),
+    (PROBLEMS[4], ["linear_tile", "linear_tile"]),
+    (APART, []),
 ], ids=str)  # fmt: skip
 def test_matmuls_are_compiled_before_they_are_timed(
     problem: DecodeProblem, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once in each process, for all candidates, and as they are launched."""
+    """Once for all candidates, and for the step's number of tokens."""
     compiled: list[tuple[str, int]] = []
 
     def compile_launches(schedule: Schedule, sizes: dict[str, int]) -> None:
         compiled.extend((launch.kernel.__name__, sizes["T"]) for launch in schedule.launches)
 
-    compile_matmuls.cache_clear()
     for module in (attention, linear):
         monkeypatch.setattr(module, "compile_launches", compile_launches)
-    for _ in range(2):
-        attention.compile_all(H200, problem, TILES)
-    SUBJECTS[DECODE_ATTENTION].prepare(H200, problem)
-    compile_matmuls.cache_clear()
+    subject = SUBJECTS[DECODE_ATTENTION]
+    subject.prepare(H200, problem)
+    assert compiled == [(name, linear.STEPS[problem.tokens]) for name in kernels]
+    subject.compile_all(H200, problem, TILES)
     assert [name for name, _ in compiled] == [*kernels, ATTENTION]
-    assert {tokens for name, tokens in compiled if name != ATTENTION} <= {1, linear.STEPS.get(problem.tokens)}
 
 
 def test_steps_own_different_pages(bench: AttentionBench) -> None:
