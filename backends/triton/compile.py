@@ -73,7 +73,6 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     """
     import triton  # not at the top: only emitting needs it
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     use_ptxas()
     signature: dict[str, str | tuple[str, ...]] = {}
@@ -99,7 +98,7 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
             attributes |= {(place, part): [["tt.divisibility", ALIGNMENT]] for part in aligned}
         else:
             signature[name] = "i32"
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    source = source_type(launch.kernel)(launch.kernel, signature, constants, attributes)
     try:
         built = triton.compile(source, target=GPUTarget("cuda", sm, WARP), options=launch.options)
     except Exception as error:  # the compiler raises many types; the user gets one error that names the kernel
@@ -117,6 +116,14 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     if metadata.global_scratch_size:
         raise BackendError(f"the kernel {launch.kernel.fn.__name__} needs global scratch", expected="none")
     return Cubin(built.asm["cubin"], metadata.name, metadata.num_warps, metadata.shared)
+
+
+def source_type(kernel: Any) -> Any:
+    """Return the class of Triton's compiler input for a kernel: that of Gluon for a `gluon.jit` function."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource if kernel.is_gluon() else ASTSource
 
 
 # Hopper's matmuls in Triton's IR, and their waits. A first operand is a tensor in registers or a descriptor of shared

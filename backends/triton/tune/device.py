@@ -11,10 +11,11 @@ import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.ptxas import use_ptxas
+from ingot.backends.triton.compile import source_type
 from ingot.backends.triton.launches import WARP, evaluate
 from ingot.backends.triton.schedule import Argument, Schedule, Value
 from ingot.ir.cache.dtype import is_narrow
@@ -58,7 +59,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> list[Compi
         options, signature, constants, attributes = launch.kernel._pack_args(
             backend, given, bound, specialization, options
         )
-        source = ASTSource(launch.kernel, signature, constants, attributes)
+        source = source_type(launch.kernel)(launch.kernel, signature, constants, attributes)
         compiled.append(triton.compile(source, target=target, options=options.__dict__))
     return compiled
 

@@ -39,9 +39,7 @@ from ingot.backends.triton.kernels.attention.fed import prepared_token, with_fed
 from ingot.backends.triton.kernels.attention.pairs import has_pairs
 from ingot.backends.triton.kernels.attention.parts import (
     attended,
-    end_seen,
     ended_before,
-    first_seen,
     forgets,
     given_query,
     query_rows,
@@ -58,44 +56,14 @@ from ingot.backends.triton.kernels.attention.splits import (
     merge_splits,
     owner_of,
     positions_read,
+    seen_range,
     share_of,
     splits_of,
     store_split,
     taken,
+    used_splits,
 )
 from ingot.backends.triton.kernels.rope import gains
-
-
-@triton.jit
-def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first, end): the splits of a token's context read the cached positions `first` to `end` - 1.
-
-    `own_place` is the token's position. The sequence has `cached` positions before the step, and `length` after it.
-    `sharing` is the table of shared prefixes, or None. The range excludes a shared prefix.
-    """
-    MASK: tl.constexpr = SCORES.mask
-    end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
-    low = 0
-    if forgets(MASK):
-        low = first_seen(own_place, MASK)
-    elif sharing is not None:
-        low = tl.load(sharing + sequence * COLUMNS + OWN)
-    return low, end
-
-
-@triton.jit
-def _used_splits(splits, low, end, SPLITS: tl.constexpr):
-    """Return (number of splits with work, index of the split that also attends to the tokens of the step).
-
-    `splits` programs share a context. The part that a program reads is a split. Together they read the positions `low`
-    to `end` - 1, chunk by chunk. If some splits get no chunk, the first of them attends to the tokens of the step.
-    Otherwise, or with at most one chunk, split 0 does.
-    """
-    chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
-    feeding = 0
-    if SPLITS.fed_apart:
-        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
-    return tl.minimum(splits, tl.maximum(chunks, feeding + 1)), feeding
 
 
 @triton.jit
@@ -351,8 +319,8 @@ def decode_attention(
     nth = token - first
     cached = length - count
     own_place = cached + nth
-    low, end = _seen_range(own_place, cached, length, sharing, sequence, SCORES, SPLITS)
-    splits, feeding = _used_splits(splits, low, end, SPLITS)
+    low, end = seen_range(own_place, cached, length, sharing, sequence, SCORES, SPLITS)
+    splits, feeding = used_splits(splits, low, end, SPLITS)
     if split >= splits:
         return
 

@@ -22,6 +22,7 @@ def merge_attention(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -31,7 +32,8 @@ def merge_attention(
     sequences. A program computes COLUMNS columns of a q head. `used` i32[rows, kv_heads] has the number of splits of
     each context. With 0 or 1, that kernel has written the result, if there is one.
 
-    BLOCK_SPLITS is a power of two, and not less than SPLITS.most. The other arguments are those of `decode_attention`.
+    BLOCK_SPLITS is a power of two, and not less than SPLITS.most. The kernel adds the results of AT_ONCE splits per
+    iteration. The other arguments are those of `decode_attention`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -45,18 +47,22 @@ def merge_attention(
     here = (pair * SPLITS.most + s) * FORM.group + g
     size = tl.load(sizes + here, mask=s < splits, other=LOWEST)
     peak = tl.max(size, 0)
-    share = tl.exp2(size - peak)
-    weight_sum = tl.sum(share, 0)
+    weight_sum = tl.sum(tl.exp2(size - peak), 0)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < FORM.value_dim
-    at = partial + here[:, None] * FORM.value_dim + column[None, :]
-    part = tl.load(at, mask=(s < splits)[:, None] & inside[None, :], other=0.0)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, splits, AT_ONCE):
+        n = first + tl.arange(0, AT_ONCE)
+        at = (pair * SPLITS.most + n) * FORM.group + g
+        share = tl.exp2(tl.load(sizes + at, mask=n < splits, other=LOWEST) - peak)
+        rows = partial + at[:, None] * FORM.value_dim + column[None, :]
+        part = tl.load(rows, mask=(n < splits)[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(part * share[:, None], 0)
     row = pair
     if SPLITS.single:
         first = tl.load(q_starts + pair // FORM.kv_heads).to(tl.int64)
         row = first * FORM.kv_heads + pair % FORM.kv_heads
     row = row * FORM.group + g
-    result = tl.sum(part * share[:, None], 0) / weight_sum
-    tl.store(out + row * FORM.value_dim + column, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * FORM.value_dim + column, (total / weight_sum).to(out.dtype.element_ty), mask=inside)
     if lse is not None:
         tl.store(lse + row, log_sum_exp(weight_sum, peak), mask=tl.program_id(2) == 0)

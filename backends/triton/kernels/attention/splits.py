@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ingot.backends.triton.kernels.attention.constants import group_rows
-from ingot.backends.triton.kernels.attention.parts import forgets, size_of
+from ingot.backends.triton.kernels.attention.parts import end_seen, first_seen, forgets, size_of
 from ingot.backends.triton.kernels.attention.softmax import LOWEST, log_sum_exp
 from ingot.ir.features import sharing as columns
 
@@ -136,6 +136,38 @@ def further_item(
         more += tl.sum(tl.where(own, splits - SPLITS.base - 1, 0))
         before += tl.sum(items)
     return sequence, place, more
+
+
+@triton.jit
+def seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
+    """Return (first, end): the splits of a token's context read the cached positions `first` to `end` - 1.
+
+    `own_place` is the token's position. The sequence has `cached` positions before the step, and `length` after it.
+    `sharing` is the table of shared prefixes, or None. The range excludes a shared prefix.
+    """
+    MASK: tl.constexpr = SCORES.mask
+    end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
+    low = 0
+    if forgets(MASK):
+        low = first_seen(own_place, MASK)
+    elif sharing is not None:
+        low = tl.load(sharing + sequence * COLUMNS + OWN)
+    return low, end
+
+
+@triton.jit
+def used_splits(splits, low, end, SPLITS: tl.constexpr):
+    """Return (number of splits with work, index of the split that also attends to the tokens of the step).
+
+    `splits` programs share a context. The part that a program reads is a split. Together they read the positions `low`
+    to `end` - 1, chunk by chunk. If some splits get no chunk, the first of them attends to the tokens of the step.
+    Otherwise, or with at most one chunk, split 0 does.
+    """
+    chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
+    feeding = 0
+    if SPLITS.fed_apart:
+        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
+    return tl.minimum(splits, tl.maximum(chunks, feeding + 1)), feeding
 
 
 @triton.jit

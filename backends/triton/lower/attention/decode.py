@@ -8,6 +8,12 @@ from ingot.backends.triton.kernels.attention.constants import Early, Splits
 from ingot.backends.triton.kernels.attention.decode import decode_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention.choice import known_tiles, most_heads
+from ingot.backends.triton.lower.attention.decode_latents import (
+    HEADS,
+    LATENTS_ON_HOPPER,
+    schedule_latents,
+    takes_latents,
+)
 from ingot.backends.triton.lower.attention.form_tiles import form_tiles
 from ingot.backends.triton.lower.attention.heads import static, want_equal, want_one_dtype
 from ingot.backends.triton.lower.attention.merge import schedule_merge, split_results
@@ -84,27 +90,28 @@ def _launch(
     steps without shared prefixes, the other two in steps with them. If splits have large results, another launch merges
     them.
     """
-    if not attention.equal:
+    dtype, cache_dtype = call.dtype_name("q"), call.dtype_name("kv")
+    on_hopper = not append and sharing is None and takes_latents(attention, dtype, cache_dtype, schedule.sm)
+    if on_hopper:
+        attention = attention.divided(HEADS)
+    elif not attention.equal:
         held = min(most_heads(most_tokens), max(LEAST, attention.form.block_group))
         attention = attention.divided(form_tiles(attention.tile_widths(1), schedule.sm, call.want, held).rows)
     form = attention.form
     kv_heads = form.kv_heads
-    dtype, cache_dtype = call.dtype_name("q"), call.dtype_name("kv")
     problem = DecodeProblem(
         kv_heads, form.group, form.dim, attention.cache.layout.page, dtype, min(most_tokens, MOST_DECODED), append,
         AUTO if cache_dtype == dtype else cache_dtype, form_name(attention.cache.form), form.sharing,
     )  # fmt: skip
-    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem, schedule.sm))
+    if on_hopper:
+        tiles = LATENTS_ON_HOPPER
+    else:
+        tiles = schedule.choose(
+            DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem, schedule.sm)
+        )
     limits = split_limits(problem, tiles, schedule.cores)
     rows = attention.sequences if single else attention.tokens
     items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
-    prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
-    head, positions = None, 0
-    if append:
-        want_equal(call, attention.cache)
-        want_one_dtype(call, "q", "k", "v")
-        prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
-        head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
     splits = Splits(
         chunk=tiles.keys,
         base=limits.base,
@@ -117,6 +124,16 @@ def _launch(
         fed_apart=append,
         apart=limits.apart,
     )
+    if on_hopper:
+        schedule_latents(attention, schedule, results, rows, items, splits)
+        return
+    prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
+    head, positions = None, 0
+    if append:
+        want_equal(call, attention.cache)
+        want_one_dtype(call, "q", "k", "v")
+        prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
+        head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
     constants = {
         **attention.constants,
         "ASSEMBLY": attention.assembly,

@@ -11,8 +11,8 @@ from ingot.backends.triton.launches import Expr, times
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Numbers of partial results that a program of 128 threads loads at once.
-_LOADED = 8192
+# Numbers of partial results that a program of 128 threads loads at once, and the fewest splits.
+_LOADED, _LEAST_SPLITS = 8192, 4
 
 
 def split_results(schedule: Schedule, rows: Expr, form: Form, splits: Splits) -> dict[str, Value]:
@@ -27,7 +27,9 @@ def split_results(schedule: Schedule, rows: Expr, form: Form, splits: Splits) ->
 def schedule_merge(schedule: Schedule, rows: Expr, form: Form, splits: Splits, arguments: Mapping[str, Any]) -> None:
     """Add a launch of `merge_attention` to `schedule`. `arguments` are those of the kernel by name."""
     held = power_of_two(splits.most)
-    columns = min(tile_width(form.value_dim), max(LEAST, _LOADED // held))
+    # Most contexts have `base` splits.
+    at_once = min(held, max(_LEAST_SPLITS, power_of_two(splits.base)))
+    columns = min(tile_width(form.value_dim), max(LEAST, _LOADED // at_once))
     schedule.launch(
         merge_attention,
         (times(rows, form.kv_heads), form.group, -(-form.value_dim // columns)),
@@ -36,6 +38,7 @@ def schedule_merge(schedule: Schedule, rows: Expr, form: Form, splits: Splits, a
             "FORM": form,
             "SPLITS": splits,
             "BLOCK_SPLITS": held,
+            "AT_ONCE": at_once,
             "COLUMNS": columns,
             "DEPENDENT": schedule.dependent,
         },
