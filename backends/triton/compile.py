@@ -120,10 +120,13 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
 
 def source_type(kernel: Any) -> Any:
     """Return the class of Triton's compiler input for a kernel: that of Gluon for a `gluon.jit` function."""
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
 
-    return GluonASTSource if kernel.is_gluon() else ASTSource
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
 
 
 # Hopper's matmuls in Triton's IR, and their waits. A first operand is a tensor in registers or a descriptor of shared

@@ -90,6 +90,9 @@ H200_TIMES = GpuTimes(
         "linear_tile": KernelTime(3.2 * _US, 0.9, beyond=0.77 * _US),
         "cublas linear": KernelTime(1.7 * _US, 0.81, 0.77, wave=2 * _US, stream=1.7e11),
         "decode_attention": KernelTime(4.3 * _US, 0.85, wave=3.6 * _US, stream=4.6e10),
+        # From benchmarks/kernels/latents.py, with 16 heads for the bandwidth and with 128 for the rate.
+        "find_splits": KernelTime(2.0 * _US),
+        "decode_latents": KernelTime(6.0 * _US, 0.85, 0.6),
         # From one layer of 64 sequences that share 2048 and 8192 tokens, heads of 64.
         "shared_attention": KernelTime(6.0 * _US, 0.5, 0.22),
         "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),

@@ -16,6 +16,7 @@ from ingot.backends.triton.lower.attention.tiles import (
     DECODE_TILES,
     EIGHT_BIT_TILES,
     LATENT_EIGHT_BIT_TILES,
+    LATENT_TILES,
     DecodeTiles,
 )
 from ingot.backends.triton.lower.call import Call
@@ -384,37 +385,41 @@ def test_a_call_and_the_problem_that_it_chooses_tiles_by_are_one(heads: int, gro
 
 def test_known_tiles_of_latents_are_by_heads_and_steps() -> None:
     """Other widths, dtypes and devices, for which nothing was timed, get the largest tiles that fit."""
-    problem, table = DEEPSEEK, LATENT_EIGHT_BIT_TILES
-    assert known_tiles(problem, 90) == (table[64][2], "table")
-    assert known_tiles(replace(problem, group=40), 90) == (table[64][2], "table")
-    assert known_tiles(replace(problem, tokens=2), 90) == (table[64][2], "table"), "steps of up to two tokens"
+    problem = replace(DEEPSEEK, cache_dtype="auto")
+    assert known_tiles(problem, 90) == (LATENT_TILES[64][2], "table")
+    assert known_tiles(replace(problem, group=40), 90) == (LATENT_TILES[64][2], "table")
+    assert known_tiles(replace(problem, tokens=2), 90) == (LATENT_TILES[64][2], "table"), "steps of up to two tokens"
     few = replace(problem, kv_heads=1, group=16, sharing=1)
-    assert known_tiles(few, 90) == (table[16][16], "table")
-    assert known_tiles(replace(few, group=6), 90) == (table[16][16], "table")
-    assert known_tiles(replace(few, tokens=1), 90) == (table[16][1], "table")
+    assert known_tiles(few, 90) == (LATENT_TILES[16][16], "table")
+    assert known_tiles(replace(few, group=6), 90) == (LATENT_TILES[16][16], "table")
+    assert known_tiles(replace(few, tokens=1), 90) == (LATENT_TILES[16][1], "table")
+    assert known_tiles(DEEPSEEK, 90) == (LATENT_EIGHT_BIT_TILES[64][2], "table")
     one = replace(DEEPSEEK, kv_heads=4, group=32, tokens=1, sharing=4)
     assert known_tiles(one, 90)[1] == "heuristic", "32 heads over 8 bits were not timed"
-    for other in ({"dtype": "f32"}, {"form": "latent_256"}, {"cache_dtype": "i8"}, {"cache_dtype": "auto"}):
+    for other in ({"dtype": "f32"}, {"form": "latent_256"}, {"cache_dtype": "i8"}, {"form": "latent_512_per_token"}):
         assert known_tiles(replace(problem, **other), 90)[1] == "heuristic"
     assert known_tiles(problem, 89)[1] == "heuristic", "99 KB of shared memory do not hold 64 latents twice"
 
 
-def test_programs_that_share_a_multiprocessor_fit_into_its_memory() -> None:
+@pytest.mark.parametrize(("cache_dtype", "table"), [("auto", LATENT_TILES), ("f8e4m3", LATENT_EIGHT_BIT_TILES)])
+def test_programs_that_share_a_multiprocessor_fit_into_its_memory(
+    cache_dtype: str, table: dict[int, dict[int, DecodeTiles]]
+) -> None:
     """A multiprocessor of compute capability 9.0 holds those that were timed there. One with less memory may not."""
     most = 101376  # 99 KB: compute capability 8.9 and 12.0
-    sources = set()
-    for heads, by_tokens in LATENT_EIGHT_BIT_TILES.items():
-        problem = replace(DEEPSEEK, kv_heads=128 // heads, group=heads, sharing=128 // heads)
+    for heads, by_tokens in table.items():
+        problem = replace(DEEPSEEK, kv_heads=128 // heads, group=heads, sharing=128 // heads, cache_dtype=cache_dtype)
         for tokens, tiles in by_tokens.items():
             here = replace(problem, tokens=tokens)
             assert known_tiles(here, 90) == (tiles, "table")
             # Queries, two tiles of latents and the weights of the keys.
-            needed = tiles.programs * (2 * heads * 576 + 2 * tiles.keys * 576 + 2 * heads * tiles.keys)
+            items = 2 * tiles.keys * 576 * (2 if cache_dtype == "auto" else 1)
+            needed = tiles.programs * (2 * heads * 576 + items + 2 * heads * tiles.keys)
             for sm in (89, 120):
                 found, source = known_tiles(here, sm)
-                sources.add(source)
                 assert (found, needed <= most) == (tiles, True) if source == "table" else found.programs == 1
-    assert "heuristic" in sources
+    sixteen = replace(DEEPSEEK, kv_heads=1, group=16, sharing=1, cache_dtype="auto")
+    assert [known_tiles(replace(sixteen, tokens=tokens), 89)[1] for tokens in (1, 16)] == ["table", "heuristic"]
 
 
 def test_splits_that_are_known_early_fit_on_the_device() -> None:

@@ -50,11 +50,11 @@ def find_splits(
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write the record of each split of the step to `records` i32[programs, RECORD], for SPLITS.apart.
+    """Write the record of each split of the step to `records` i32[programs, RECORD].
 
     The grid and the other arguments are those of `decode_attention`. `used` i32[rows, kv_heads] receives the number of
-    splits of each context. Rows are tokens, or with SPLITS.single sequences. Rows of padding tokens in `out` and `lse`
-    are written too.
+    splits of each context. Rows are tokens, or with SPLITS.single sequences. Tokens of padding, and those that see no
+    key, have none: this kernel writes zeros to their rows of `out`, and -inf to `lse`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -66,7 +66,7 @@ def find_splits(
     head = item % FORM.kv_heads
     token = item // FORM.kv_heads % rows
     split = item // pairs
-    here = records + item.to(tl.int64) * RECORD
+    here = records + item * RECORD
     place = 0
     more = 1
     share = 1
@@ -95,23 +95,27 @@ def find_splits(
         split = SPLITS.base + place % more
         head = place // more % FORM.kv_heads
         token = first + place // more // FORM.kv_heads
-    pair = (sequence if SPLITS.single else token) * FORM.kv_heads + head
+    cached = length - count
+    low, end = seen_range(cached + token - first, cached, length, None, sequence, SCORES, SPLITS)
+    row = token * FORM.kv_heads + head
+    # Where the rows of a context are counted: by sequence, if a sequence has one row.
+    pair = sequence * FORM.kv_heads + head if SPLITS.single else row
     computed = (sequence >= 0) & (count == 1 if SPLITS.single else count > 0)
-    if not computed:
+    seen = computed & (low < end)
+    if not seen:
+        # A token of padding, a sequence that another launch computes, or a token that sees no key.
         tl.store(here + TOKEN, -1)
-        if split == 0:
-            unowned = (token if sequence < 0 else sequence) * FORM.kv_heads + head
-            tl.store(used + unowned, 0, mask=item < first_items)
-            if not SPLITS.single:
-                g = tl.arange(0, group_rows(FORM))
-                own = (g < FORM.group) & (item < first_items)
-                store_unowned(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
+        first_split = (item < first_items) & (split == 0)
+        tl.store(used + pair, 0, mask=first_split)
+        g = tl.arange(0, group_rows(FORM))
+        own = (g < FORM.group) & first_split
+        if SPLITS.single:
+            own &= computed
+        store_unowned(out, lse, row.to(tl.int64) * FORM.group, g, own, FORM)
         return
     splits = SPLITS.base
     if SPLITS.shares > 0:
         splits = splits_of(positions_read(length, count, SCORES, SPLITS), share, SPLITS)
-    cached = length - count
-    low, end = seen_range(cached + token - first, cached, length, None, sequence, SCORES, SPLITS)
     splits, _ = used_splits(splits, low, end, SPLITS)
     tl.store(used + pair, splits, mask=split == 0)
     tl.store(here + TOKEN, tl.where(split < splits, token, -1))

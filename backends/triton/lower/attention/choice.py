@@ -9,6 +9,7 @@ from ingot.backends.triton.lower.attention.tiles import (
     DECODE_TILES,
     EIGHT_BIT_TILES,
     LATENT_EIGHT_BIT_TILES,
+    LATENT_TILES,
     PAGED_TILES,
     DecodeTiles,
 )
@@ -63,21 +64,21 @@ def most_heads(tokens: int) -> int:
 
 
 def _measured_latents(problem: DecodeProblem, sm: int) -> DecodeTiles | None:
-    """Return the tile sizes measured for latents in f8e4m3, or None if there are none that fit on capability `sm`.
+    """Return the tile sizes measured for latents, or None if there are none that fit on compute capability `sm`.
 
     They fit if a block holds a program, and a multiprocessor all programs among which a context is split for it.
     """
-    halves = DTYPES[problem.dtype].itemsize == 2
-    if problem.cache_form != _MEASURED_LATENTS or not halves or problem.cache_dtype != "f8e4m3":
+    tables = {AUTO: LATENT_TILES, "f8e4m3": LATENT_EIGHT_BIT_TILES}
+    if problem.cache_form != _MEASURED_LATENTS or DTYPES[problem.dtype].itemsize != 2:
         return None
     rows = max(LEAST, power_of_two(problem.group))
-    by_tokens = LATENT_EIGHT_BIT_TILES.get(rows, {})
+    by_tokens = tables.get(problem.cache_dtype, {}).get(rows, {})
     timed = by_tokens.get(max((tokens for tokens in by_tokens if tokens <= problem.tokens), default=0))
     if timed is None:
         return None
-    # A block needs room for converted elements too: compiled for sm_90 by Triton 3.6.0, 64 heads over f8e4m3 take
-    # 184,832 bytes, and 155,648 would hold what is loaded. Programs that share a multiprocessor have 16 heads, whose
-    # elements are converted in registers: they take 76,288 of 94,208 bytes.
+    # A block needs room for converted elements of an 8-bit cache too: compiled for sm_90 by Triton 3.6.0, 64 heads over
+    # f8e4m3 take 184,832 bytes, and 155,648 would hold what is loaded. Programs that share a multiprocessor have 16
+    # heads, whose elements are converted in registers: they take 76,288 of 94,208 bytes.
     widths, cached = _widths_of(problem), DTYPES[problem.cached_as].itemsize
     fits = widths.shared(rows, timed.keys) <= shared_memory(sm)
     fits &= timed.programs * widths.shared(rows, timed.keys, cached) <= shared_memory(sm)

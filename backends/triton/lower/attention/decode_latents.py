@@ -13,8 +13,9 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import DTYPES
 
 HEADS = 64  # rows of the kernel's tiles
-# The kernel reads 128 positions at once, two tiles of 64. One program fills a multiprocessor's shared memory.
-LATENTS_ON_HOPPER = DecodeTiles(keys=128, stages=2, programs=1, warps=12, early=0)
+# The kernel reads two tiles of 64 positions at once. One program fills a multiprocessor's shared memory. The kernel has
+# stages and warps of its own: `schedule_latents` ignores these two.
+LATENTS_ON_HOPPER = DecodeTiles(keys=128, stages=2, programs=1, warps=4, early=0)
 _LATENTS, _ROTATED = 512, 64  # numbers of a key: those of DeepSeek V2 and V3
 _COPY = 16  # bytes that a thread copies at once
 
@@ -22,17 +23,20 @@ _COPY = 16  # bytes that a thread copies at once
 def takes_latents(attention: Attention, dtype: str, cache_dtype: str, sm: int) -> bool:
     """Return whether `decode_latents` computes a decode attention whose k and v are in the cache.
 
-    `attention` is not yet divided by heads. `sm` is the compute capability: wgmma is an instruction of 9.0 only. A
-    number of q heads without a divisor that nearly fills a tile is left to `decode_attention`.
+    `attention` is not yet divided by heads. `sm` is the compute capability: wgmma is an instruction of 9.0 only. With
+    more than 64 q heads, a tile holds a divisor of their number, and more than half of its rows must be used.
     """
     form, layout, itemsize = attention.form, attention.cache.layout, DTYPES[dtype].itemsize
     widths = (form.block, form.tail, form.dim, form.value_dim) == (_LATENTS, _ROTATED, _LATENTS + _ROTATED, _LATENTS)
     copied = all(step * itemsize % _COPY == 0 for step in (layout.page_stride, layout.slot_stride))
-    plain = attention.scores.soft_cap is None and layout.v_scale == 1.0 and not layout.per_token
+    # A hidden key has the lowest score before scores are scaled.
+    plain = attention.scores.soft_cap is None and attention.scores.scale > 0
+    plain &= layout.v_scale == 1.0 and not layout.per_token
     extra = any(attention.arguments[name] is not None for name in ("sinks", "slopes"))
-    filled = 2 * attention.divided(HEADS).form.group > min(form.group, HEADS)
+    filled = form.group <= HEADS or 2 * attention.divided(HEADS).form.group > HEADS
+    one = form.same and attention.cache.kv_heads == 1
     bits = dtype == cache_dtype and itemsize == 2
-    return sm == 90 and form.same and widths and copied and plain and not extra and filled and bits
+    return sm == 90 and one and widths and copied and plain and not extra and filled and bits
 
 
 def schedule_latents(

@@ -11,8 +11,10 @@ from ingot.backends.triton.launches import Expr, times
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Numbers of partial results that a program of 128 threads loads at once, and the fewest splits.
-_LOADED, _LEAST_SPLITS = 8192, 4
+# Numbers of partial results that a program of 128 threads loads at once.
+_LOADED = 8192
+# The fewest splits that it loads at once: 16 numbers a thread, of 512 columns.
+_LEAST_SPLITS = 4
 
 
 def split_results(schedule: Schedule, rows: Expr, form: Form, splits: Splits) -> dict[str, Value]:

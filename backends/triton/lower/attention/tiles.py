@@ -58,11 +58,20 @@ EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
 # The best tile sizes of `paged_attention`, which finds k and v already in the cache, and loads nothing early.
 PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128, 5, 1, early=0)}}
 
-# The best tile sizes over latents of 512 elements in f8e4m3, which are keys and values, and keys of 64 more, with q in
-# 16 bits. By the q heads of a tile, and the fewest `tokens` of a `DecodeProblem` that they are for: tiles of 64 heads
-# begin with two (`most_heads`). Of 3 to 40 each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over contexts of 16384
-# and 2048 positions. Tiles of 32 heads, which 128 heads have in steps of one token, were not timed: the heuristic of
-# `known_tiles` chooses them. Latents in 16 bits have a kernel of their own on Hopper (decode_latents.py).
+# The best tile sizes over latents of 512 elements, which are keys and values, and keys of 64 more, in bf16. By the q
+# heads of a tile, and the fewest `tokens` of a `DecodeProblem` that they are for: tiles of 64 heads begin with two
+# (`most_heads`). Of 3 to 40 each, timed on one H200 (torch 2.11.0, Triton 3.6.0) over contexts of 16384 and 2048
+# positions. With 16 heads, 32 contexts of 16384 took 183 us: four programs of two warps on a multiprocessor load while
+# others compute. With one program they took 279 us. Hopper has a kernel of its own since, `decode_latents`, which takes
+# 158 us. These sizes are for calls that it does not take, as on other GPUs.
+LATENT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
+    16: {1: DecodeTiles(32, 5, 1, early=0), 16: DecodeTiles(16, 3, 4, warps=2, early=0)},
+    32: {1: DecodeTiles(32, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 1, warps=8, early=0)},
+    64: {2: DecodeTiles(64, 3, 1, warps=8, early=0)},
+}
+
+# Those of latents in f8e4m3, timed in the same way. Their elements are converted by more warps. Tiles of 32 heads,
+# which 128 heads have in steps of one token, were not timed: the heuristic of `known_tiles` chooses them.
 LATENT_EIGHT_BIT_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     16: {1: DecodeTiles(64, 5, 1, warps=8, early=0), 16: DecodeTiles(64, 5, 2, early=0)},
     64: {2: DecodeTiles(64, 3, 1, warps=8, early=0)},
