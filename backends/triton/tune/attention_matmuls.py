@@ -22,7 +22,7 @@ MOST_LAYERS = 40  # most launches of attention in a graph: recording a launch ta
 LEAST = 0.02
 _DTYPES = ("bf16", "f16", "f32")  # those of the matmul kernels
 
-Launch = Callable[[], object]
+KernelCall = Callable[[], object]
 
 
 def matmuls_of(problem: DecodeProblem) -> tuple[LinearProblem, LinearProblem] | None:
@@ -71,14 +71,14 @@ class Matmuls:
     ) -> None:
         before, after = (linear.launcher(machine, one, None) for one in problems)
         first, last = problems
-        self._layers: list[tuple[Launch, Launch]] = [
+        self._layers: list[tuple[KernelCall, KernelCall]] = [
             (partial(before, bench.inputs(first)), partial(after, bench.inputs(last))) for _ in range(MOST_LAYERS)
         ]
         for launch in self._layers[0]:
             launch()
         self._alone = alone
 
-    def added(self, attention: Sequence[Launch]) -> float:
+    def added(self, attention: Sequence[KernelCall]) -> float:
         """Return the mean seconds that a launch of attention adds between the two matmuls.
 
         `attention` are launches of successive steps. The first `MOST_LAYERS` are timed. Their kernels must have run
@@ -97,6 +97,6 @@ class Matmuls:
             self._alone[layers] = device.graph_seconds(launches) / layers
         return self._alone[layers]
 
-    def _launches(self, attention: Sequence[Launch]) -> Iterator[Launch]:
+    def _launches(self, attention: Sequence[KernelCall]) -> Iterator[KernelCall]:
         for (before, after), own in zip(self._layers, attention, strict=False):
             yield from (before, own, after)
