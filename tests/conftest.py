@@ -89,6 +89,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > 300 else None
 
 
+# Up to so many files are a run by name, as while one works on them. It takes all tests of each file.
+FEW_FILES = 20
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:  # one order, whichever file a worker collected first
@@ -105,13 +109,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = set(marked["slow"])
         items[:] = [item for item in items if item not in slow]
 
-    if marked["one_in"] and not config.getoption("--run-slow"):
+    units = {} if config.getoption("--run-slow") else {"one_in": "["}
+    if units and len({item.path for item in items}) > FEW_FILES:
+        units["one_in_file"] = "::"
+    for name, end in units.items():
         left = set(items)
         cases = defaultdict[str, list[pytest.Item]](list)
-        for item in marked["one_in"]:
+        for item in marked[name]:
             if item in left:
-                cases[item.nodeid.partition("[")[0]].append(item)
-        others = left_out(cases.values())
+                cases[item.nodeid.partition(end)[0]].append(item)
+        others = left_out(cases, name)
         config.hook.pytest_deselected(items=[*others])
         items[:] = [item for item in items if item not in others]
 

@@ -21,7 +21,7 @@ from ingot.ir.mesh import ranks
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.weights import map_weights
 
-pytestmark = pytest.mark.xdist_group("calibrated")
+pytestmark = [pytest.mark.xdist_group("calibrated"), pytest.mark.one_in_file(3)]
 LIMITS = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96}
 
 

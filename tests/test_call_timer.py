@@ -34,6 +34,8 @@ from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body
 from ingot.runtime.loading.artifact import open_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "cpu", "backend": "reference", "max_batch": 2, "max_tokens": 32, "jobs": 1}
 CPU = Target.detect("cpu")

@@ -24,6 +24,8 @@ from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.runtime.loading.loader import load_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-plain"
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 4, "max_tokens": 64, "max_seq_len": 64, "jobs": 1}

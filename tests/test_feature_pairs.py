@@ -26,7 +26,7 @@ from ingot.ir.parse import parse_program
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.weights import map_weights
 
-pytestmark = pytest.mark.xdist_group("feature pairs")
+pytestmark = [pytest.mark.xdist_group("feature pairs"), pytest.mark.one_in_file(3)]
 
 FEATURES = ("quantize", "mesh", "adapters", "prefix cache", "deterministic")
 MESH = {"tp": 2}

@@ -40,6 +40,8 @@ from ingot.runtime.loading.check_target import check_target
 from ingot.runtime.loading.loader import load_artifact
 from ingot.runtime.loading.phases import Phases
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "backend": "reference", "max_batch": 4, "max_tokens": 128}
 

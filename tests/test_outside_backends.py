@@ -35,6 +35,8 @@ from ingot.runtime.loading.load_context import on_one_device
 from ingot.runtime.loading.loader import load_artifact
 from ingot.runtime.loading.loaders import find_op, load_executable
 
+pytestmark = pytest.mark.one_in_file(3)
+
 TARGET = Target.detect("cpu")
 BODY = parse_program(
     "program gates stage=FUSED\ndim T in [1, 8]\ninput gate: f32[T, 4]\ninput up: f32[T, 4]\n"

@@ -20,6 +20,8 @@ from ingot.ir.plugins import load_user_ops, load_user_pass, user_pass_names
 from ingot.ir.program import Stage
 from ingot.passes.pipeline import PIPELINE, edit_pipeline
 
+pytestmark = pytest.mark.one_in_file(3)
+
 ROOT = Path(__file__).parents[1]
 OPS = '''
 """An op: relu(x) * scale, row by row."""

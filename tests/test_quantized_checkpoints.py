@@ -32,7 +32,7 @@ from ingot.ir.recipe import STEPS, dequantize, source
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
 from ingot.rounding.tensors import rows_of
 
-pytestmark = pytest.mark.xdist_group("quantized checkpoints")
+pytestmark = [pytest.mark.xdist_group("quantized checkpoints"), pytest.mark.one_in_file(3)]
 UP = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}

@@ -29,6 +29,8 @@ from ingot.passes.pipeline import PIPELINE
 from ingot.rounding.check import RoundingCheck, check_rounding
 from ingot.runtime.loading.artifact import open_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 PASSES = [one for phase in PIPELINE for one in phase.passes]
 OPTIONS: dict[str, Any] = {"target": "cpu", "max_batch": 4, "max_tokens": 64, "max_seq_len": 64, "jobs": 1}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [27, 18, 28]]

@@ -24,6 +24,8 @@ from ingot.ir.machine.gpus import Gpu
 from ingot.ir.machine.target import Target
 from ingot.runtime.loading.artifact import open_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1}
 NO_GPU = "this machine has no GPU that can be used"

@@ -32,7 +32,7 @@ from ingot.runtime.loading.load_context import on_one_device
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Library = Mapping[str, Callable[..., Any]]
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")
+pytestmark = [pytest.mark.xdist_group("cpu-kernels"), pytest.mark.one_in_file(3)]
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ingot.ir.cache.form import CacheForm
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")
+pytestmark = [pytest.mark.xdist_group("cpu-kernels"), pytest.mark.one_in_file(3)]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EQUAL = CacheForm(40, 40)

@@ -21,7 +21,7 @@ from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.program import Program, Stage
 from ingot.ir.types import Dim, TensorType
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")
+pytestmark = [pytest.mark.xdist_group("cpu-kernels"), pytest.mark.one_in_file(3)]
 
 DTYPES = list(SUFFIXES)
 TOKENS = [1, 2, 4, 7, 16, 33]

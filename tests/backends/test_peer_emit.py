@@ -30,6 +30,8 @@ from ingot.ir.verify import verify
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.plan_file import read_plan_file
 
+pytestmark = pytest.mark.one_in_file(3)
+
 MESH = {"tp": 2}
 LAYERS = 3  # of the tiny model
 

@@ -28,7 +28,10 @@ from ingot.backends.peer.layout import (
     shared_bytes,
 )
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPUs")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPUs"),
+    pytest.mark.one_in_file(3),
+]
 
 
 @pytest.fixture(autouse=True)

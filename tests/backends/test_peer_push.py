@@ -30,6 +30,8 @@ from ingot.backends.peer.layout import (
 )
 from ingot.backends.peer.prepared import divided
 
+pytestmark = pytest.mark.one_in_file(3)
+
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPUs")
 CHUNK = CHUNK_BYTES // VECTOR_BYTES  # vectors
 

@@ -14,6 +14,8 @@ import pytest
 
 from ingot.bench.workload import BenchRequest
 
+pytestmark = pytest.mark.one_in_file(3)
+
 EVENTS, PAUSE = 3, 0.05
 
 

@@ -16,6 +16,8 @@ from benchmark_scripts import BENCHMARKS
 from ingot.bench.children import ChildError
 from ingot.runtime.loading.phases import Span
 
+pytestmark = pytest.mark.one_in_file(3)
+
 FAKE_PEERS = Path(__file__).parents[1] / "support" / "outside" / "fake_peers"
 
 

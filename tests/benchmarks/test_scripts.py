@@ -26,6 +26,8 @@ from ingot.bench.soak_load import SoakRequest
 from ingot.bench.startup import Start
 from ingot.runtime.scheduling.occupancy import Occupancy
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 def test_decode(
     artifact: Path,

@@ -18,7 +18,10 @@ from ingot.bench.engine import BenchEngine
 from ingot.bench.startup import Start
 from ingot.cli.main import BAD_INPUT, DONE, INTERRUPTED
 
-pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
+pytestmark = [
+    pytest.mark.xdist_group("parity-llama-plain"),  # the artifact that the parity tests compile too
+    pytest.mark.one_in_file(3),
+]
 
 STEP = BenchEngine.step
 SMALL = ("--input-len", "20", "--output-len", "3")

@@ -21,7 +21,7 @@ from ingot.ir import ops
 from ingot.ir.errors import OptionError, OutputError
 from ingot.models.blocks import attention, feed_forward
 
-pytestmark = pytest.mark.xdist_group("bisect")
+pytestmark = [pytest.mark.xdist_group("bisect"), pytest.mark.one_in_file(3)]
 
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 1024, "max_seq_len": 160}
 _ORACLE = """

@@ -16,7 +16,7 @@ from tiny import TINY
 from ingot.cli.views.rounding import print_checks
 from ingot.rounding.check import RoundingCheck, Score
 
-pytestmark = pytest.mark.xdist_group("cli")
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.one_in_file(3)]
 
 GAIN = "model.layers.1.self_attn.k_norm.weight"
 PICO = Path(__file__).parents[2] / "models/pico"

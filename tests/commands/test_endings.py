@@ -13,7 +13,7 @@ from command_world import Command, World
 import ingot.cli.main as cli
 from ingot.ir.errors import InternalError, PassError
 
-pytestmark = pytest.mark.xdist_group("cli")
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.one_in_file(3)]
 
 
 def _caused() -> PassError:

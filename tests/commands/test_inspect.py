@@ -21,7 +21,7 @@ from ingot.ir.parse import parse_program, parse_programs
 NAME = "llama-biased"
 LAYERS = CHECKPOINTS[NAME].config["num_hidden_layers"]
 
-pytestmark = pytest.mark.xdist_group(f"parity-{NAME}")
+pytestmark = [pytest.mark.xdist_group(f"parity-{NAME}"), pytest.mark.one_in_file(3)]
 
 Inspect = Callable[..., str]
 

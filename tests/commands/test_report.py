@@ -15,7 +15,7 @@ import pytest
 import ingot.cli.main as cli
 from ingot.report.start_up import measure_start_up
 
-pytestmark = pytest.mark.xdist_group("report-command")
+pytestmark = [pytest.mark.xdist_group("report-command"), pytest.mark.one_in_file(3)]
 
 
 @pytest.fixture

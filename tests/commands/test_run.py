@@ -11,7 +11,7 @@ from command_world import END, Command, World, write_checkpoint
 
 import ingot.cli.main as cli
 
-pytestmark = pytest.mark.xdist_group("cli")
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.one_in_file(3)]
 
 
 def test_run_echoes_and_streams(world: World, ingot: Command) -> None:

@@ -35,6 +35,8 @@ from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_force
 from ingot.models.architectures import read_spec
 from ingot.quantizing.texts import read_text
 
+pytestmark = pytest.mark.one_in_file(3)
+
 PROMPT = [3, 77, 41, 9, 200, 15, 62, 7, 7, 120, 33, 250, 18, 90, 4, 61]
 WIDTH, KEYS = 16, 32  # of MODEL: two k/v heads
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "mlp_bias": ...}

@@ -28,7 +28,7 @@ from ingot.ir.placements import whole
 from ingot.ir.program import Program
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
-pytestmark = pytest.mark.xdist_group("bisect-parts")
+pytestmark = [pytest.mark.xdist_group("bisect-parts"), pytest.mark.one_in_file(3)]
 
 PAGE = 16
 Kernel = Callable[..., Any]

@@ -41,7 +41,7 @@ from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.quantize import Quantize
 from ingot.passes.sequence_parallel import SequenceParallel
 
-pytestmark = pytest.mark.xdist_group("bisect")
+pytestmark = [pytest.mark.xdist_group("bisect"), pytest.mark.one_in_file(3)]
 
 _SLICE = torch.ops.aten.slice.Tensor
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 1024, "max_seq_len": 160}

@@ -20,7 +20,7 @@ from ingot.ir.program import Program
 from ingot.reproduce import reproduce
 from ingot.runtime.loading.loader import load_artifact
 
-pytestmark = pytest.mark.xdist_group("blame-execution")
+pytestmark = [pytest.mark.xdist_group("blame-execution"), pytest.mark.one_in_file(3)]
 
 Kernel = Callable[..., Any]
 Compiled = Callable[..., Path]

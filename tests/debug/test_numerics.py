@@ -34,6 +34,8 @@ from ingot.passes.quantize import Quantize
 from ingot.passes.rewrite import Rewriter
 from ingot.runtime.loading.artifact import open_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 Read = Callable[[str], torch.Tensor]
 Opened = Callable[..., tuple[Model, Read]]
 QUANTIZED = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 2}

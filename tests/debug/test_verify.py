@@ -21,6 +21,8 @@ from ingot.ir.machine.target import Target
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.loader import load_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 # The artifacts that the parity tests compile too, in the worker that has them.
 reference = pytest.mark.xdist_group("parity-llama-plain")
 inductor = pytest.mark.xdist_group("parity-llama-biased")

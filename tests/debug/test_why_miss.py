@@ -39,6 +39,8 @@ from ingot.ir.errors import ArtifactError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Region
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-biased"
 OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 64, "backend": "reference"}
 FILES = {"tokenizer.json": "{}", "generation_config.json": "{}", "chat_template.jinja": "{{ messages }}"}

@@ -29,7 +29,7 @@ CASES = ("pico", "llama-plain", "qwen3-biased", "gemma3_text-new", "int4")
 # Longer than the window of the tiny Gemma 3, which is 12.
 PROMPT = [7, 300, 21, 5, 88, 140, 2, 61, 17, 33, 9, 250, 4, 71, 13, 6, 190]
 
-pytestmark = pytest.mark.xdist_group("onnx")
+pytestmark = [pytest.mark.xdist_group("onnx"), pytest.mark.one_in_file(3)]
 
 
 @pytest.fixture(scope="module", autouse=True)

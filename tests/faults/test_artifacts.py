@@ -19,6 +19,8 @@ from ingot.ir.errors import ArtifactError, ConfigError, OptionError, TargetError
 from ingot.runtime.loading.artifact import open_artifact
 from ingot.runtime.loading.loader import load_artifact
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 def files_of(artifact: Path) -> list[Path]:
     return [path for path in sorted(artifact.rglob("*")) if path.is_file()]

@@ -25,7 +25,7 @@ from ingot import LLM
 from ingot.compile.cache import cache_root
 from ingot.ir.errors import CheckpointError, ConfigError, IngotError, OptionError, OutputError
 
-pytestmark = pytest.mark.xdist_group("compile-faults")
+pytestmark = [pytest.mark.xdist_group("compile-faults"), pytest.mark.one_in_file(3)]
 
 
 def refusal(kind: type[IngotError], checkpoint: Path, tmp_path: Path, **options: Any) -> str:

@@ -18,7 +18,7 @@ from ingot import LLM, BeamSearchParams, RequestOutput, SamplingParams, compile_
 from ingot.ir.errors import ArtifactError, BackendError, GenerationError, InternalError, RequestError
 from ingot.runtime.scheduling.request import NOT_FINITE
 
-pytestmark = pytest.mark.xdist_group("parity-llama-plain")
+pytestmark = [pytest.mark.xdist_group("parity-llama-plain"), pytest.mark.one_in_file(3)]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS: list[Any] = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [9] * 20, [11])]

@@ -21,7 +21,7 @@ from tiny_compile import compile_tiny
 from ingot.ir.errors import OutputError
 from ingot.runtime.loading.artifact import open_artifact
 
-pytestmark = pytest.mark.xdist_group("stopped-compiles")
+pytestmark = [pytest.mark.xdist_group("stopped-compiles"), pytest.mark.one_in_file(3)]
 
 
 class Running:

@@ -19,6 +19,8 @@ from tiny import QUICK, TINY
 from ingot.ir.errors import IngotError
 from ingot.ir.text import print_program
 
+pytestmark = pytest.mark.one_in_file(3)
+
 DRAWS = 6
 FAMILIES = {TINY[name].family: TINY[name].config for name in reversed(TINY)}
 

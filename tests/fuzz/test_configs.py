@@ -23,6 +23,8 @@ from ingot.ir.errors import IngotError
 from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import read_spec
 
+pytestmark = pytest.mark.one_in_file(3)
+
 # By what every run can afford: one of each of ten families that the commit draws, and with --run-slow 25 of each, which
 # makes 500.
 DRAWS = 25

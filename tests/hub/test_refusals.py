@@ -11,6 +11,8 @@ from hub_server import CONFIG, SMALL, TOKEN, WHOLE, Client, Hub
 
 from ingot.hub.name import HubName
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 def message(found: dict[str, str]) -> str:
     assert "error" in found, found

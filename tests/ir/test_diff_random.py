@@ -37,7 +37,7 @@ from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
 
-pytestmark = pytest.mark.xdist_group("diff-random")
+pytestmark = [pytest.mark.xdist_group("diff-random"), pytest.mark.one_in_file(3)]
 
 # A checkpoint of `tiny`, a text for --passes, and a case of `sharded`: the first are quick.
 SOURCES = (

@@ -30,6 +30,8 @@ from ingot.ir.program import Program, Stage
 from ingot.ir.recipe import Recipe, source
 from ingot.ir.types import Dim, Split, TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 INTEGERS = {
     name: format for name, format in FORMATS.items() if format.element in ("i8", "u8", "u4") and not format.activations
 }

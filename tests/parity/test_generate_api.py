@@ -22,7 +22,7 @@ from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.runtime.engines.outputs import RequestOutput
 
 # One worker, for the models that tests share.
-pytestmark = pytest.mark.xdist_group("generate-api")
+pytestmark = [pytest.mark.xdist_group("generate-api"), pytest.mark.one_in_file(3)]
 
 NAME = "qwen3-plain"
 BOS, EOS = 1, 2

@@ -37,7 +37,7 @@ from ingot.models.blocks.layer import BranchSpec
 from ingot.models.config import RopeSpec
 
 # One worker, for the traces that tests share.
-pytestmark = pytest.mark.xdist_group("mutations")
+pytestmark = [pytest.mark.xdist_group("mutations"), pytest.mark.one_in_file(3)]
 
 # Which checkpoint is mutated where one is enough: the first one that has what is mutated. The commit draws the order.
 ORDER = random.Random(run_seed()).sample([*TINY], len(TINY))

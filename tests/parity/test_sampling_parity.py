@@ -21,7 +21,7 @@ from ingot.ir.errors import RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 
 # One worker, for the artifact that tests share.
-pytestmark = pytest.mark.xdist_group("sampling-parity")
+pytestmark = [pytest.mark.xdist_group("sampling-parity"), pytest.mark.one_in_file(3)]
 
 NAME, CONTEXT = "llama-plain", 640
 VOCAB = TINY[NAME].config["vocab_size"]

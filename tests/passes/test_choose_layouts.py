@@ -36,6 +36,8 @@ from ingot.ir.types import Split
 from ingot.passes.choose_layouts import ChooseLayouts, second_copies
 from ingot.passes.manager import Lowered, run_pass, run_pipeline
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "llama-plain"
 BUCKETS = (BucketClass(name="decode", tokens=(1, 8), q_max=1), BucketClass(name="any", tokens=(1, LIMITS.max_tokens)))
 

@@ -29,6 +29,8 @@ from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.pipeline import PIPELINE, pipeline_for
 from ingot.passes.rewrite import Rewriter
 
+pytestmark = pytest.mark.one_in_file(3)
+
 NAME = "deepseek_v3-groups"
 REQUESTS = [[1, 5, 9, 2, 8, 300, 41], [7], [3, 3, 17, 250, 11, 12, 13, 14, 15, 16, 18, 19, 20]]
 GPU = Target.named("sm_90")

@@ -32,6 +32,8 @@ from ingot.passes.pipeline import PIPELINE, SHARDING, pipeline_for
 from ingot.passes.rewrite import Rewriter
 from ingot.passes.shard import Shard
 
+pytestmark = pytest.mark.one_in_file(3)
+
 Apply = Callable[..., tuple[Program, PassRecord]]
 Opened = Callable[[str], tuple[Model, Callable[[str], torch.Tensor]]]
 OnMesh = Callable[[str], list[Step]]

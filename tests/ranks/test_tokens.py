@@ -11,7 +11,7 @@ from thread_ranks import generated, thread_engine
 from ingot import SamplingParams
 from ingot.ir.artifact.plan import PlanFile
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.one_in_file(3)]
 MODELS = ("llama", "gemma3", "qwen3_moe", "deepseek_v2", "llama_mla", "qwen3_mla", "qwen3-int8")
 CASES = list(itertools.product(MODELS, ("tp=2", "pp=2", "pp=2 tp=2")))
 # Longer than a step, so that a prompt is cut; a shared prefix; more requests than a step has rows.

@@ -15,6 +15,8 @@ from ingot.runtime.ranks.reports import RankState
 from ingot.runtime.ranks.shared_area import SharedArea
 from ingot.runtime.ranks.watch import RankWatch
 
+pytestmark = pytest.mark.one_in_file(3)
+
 ALL = ranks({"pp": 2, "tp": 2})
 Children = dict[int, LocalRank]
 

@@ -15,7 +15,7 @@ import torch
 from ingot import LLM, SamplingParams
 
 # One worker with tests/stress, for the artifact that they share.
-pytestmark = pytest.mark.xdist_group("stress")
+pytestmark = [pytest.mark.xdist_group("stress"), pytest.mark.one_in_file(3)]
 
 NAME = "qwen3-biased"
 NEW_TOKENS = 20

@@ -35,7 +35,7 @@ from ingot.models.params import parameter
 from ingot.runtime.loading.loader import load_artifact
 from ingot.runtime.steps.token_counts import Recount
 
-pytestmark = pytest.mark.xdist_group("drafts")
+pytestmark = [pytest.mark.xdist_group("drafts"), pytest.mark.one_in_file(3)]
 NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 24
 VOCAB, HIDDEN = TINY[NAME].config["vocab_size"], TINY[NAME].config["hidden_size"]
 PROMPTS: list[Any] = [{"prompt_token_ids": TINY[NAME].prompts()[index]} for index in (1, 4, 5)]  # 2, 17 and 33 tokens

@@ -18,7 +18,7 @@ from ingot.ir.errors import GenerationError, OptionError, PassError, RequestErro
 from ingot.ir.features import FedSequence, fed_of, step_values
 from ingot.runtime.engines.pooling_engine import PoolingEngine
 
-pytestmark = pytest.mark.xdist_group("embed")
+pytestmark = [pytest.mark.xdist_group("embed"), pytest.mark.one_in_file(3)]
 PICO = Path(__file__).parents[2] / "models" / "pico"
 LIMITS: dict[str, Any] = {"backend": "reference", "max_batch": 3, "max_tokens": 24, "max_seq_len": 64}
 TEXTS = ["def f(x):", "import os", "class Stack:\n    def push(self, item):\n        self.items.append(item)\n", "x"]

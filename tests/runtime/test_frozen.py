@@ -12,6 +12,8 @@ import pytest
 from frozen_serve import Job, serve, serve_frozen
 from tiny import CHECKPOINTS
 
+pytestmark = pytest.mark.one_in_file(3)
+
 SUPPORT = Path(__file__).parents[1] / "support" / "serving"
 
 

@@ -26,7 +26,7 @@ from ingot.passes.pipeline import PIPELINE
 NAME = "deepseek_v3-groups"
 ROW = TINY[NAME].config["kv_lora_rank"] + TINY[NAME].config["qk_rope_head_dim"]
 TINY_ONES = ("deepseek_v2-lite", "deepseek_v2-groups", NAME, "deepseek_v3-halves")
-pytestmark = pytest.mark.xdist_group("latents")
+pytestmark = [pytest.mark.xdist_group("latents"), pytest.mark.one_in_file(3)]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ NAME = "deepseek_v32-few"
 ROW = TINY[NAME].config["kv_lora_rank"] + TINY[NAME].config["qk_rope_head_dim"]
 WIDTH, TOP_K = TINY[NAME].config["index_head_dim"], TINY[NAME].config["index_topk"]
 OPS = {"ingot.paged_choose_positions", "ingot.sparse_attention"}
-pytestmark = pytest.mark.xdist_group("sparse-attention")
+pytestmark = [pytest.mark.xdist_group("sparse-attention"), pytest.mark.one_in_file(3)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from ingot import AsyncLLM, LoRARequest, SamplingParams, compile_model
 from ingot.cli.lora_modules import read_lora_modules
 from ingot.ir.errors import AdapterError, OptionError
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 

@@ -21,7 +21,7 @@ from ingot.ir.errors import OptionError
 from ingot.serve.http.admin.options import AdminOptions
 from ingot.serve.http.options import HttpOptions
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 # For requests that an order ends, and for requests that run to their end.
 LONG: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 MIDDLE: dict[str, Any] = {**LONG, "max_tokens": 120}

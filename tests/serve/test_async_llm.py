@@ -18,7 +18,7 @@ from ingot.serve.engine.client import EngineLimits
 from ingot.serve.engine.messages import Ready, frame
 from ingot.serve.engine.place import Place
 
-pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.usefixtures("engine_thread")]
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.usefixtures("engine_thread"), pytest.mark.one_in_file(3)]
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 

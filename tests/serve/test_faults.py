@@ -21,7 +21,7 @@ from http_server import HttpServer, ServerClient, until
 from run_seed import run_seed
 from thread_server import connected, thread_server
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 LONG = {"prompt": "go", "max_tokens": 4000, "ignore_eos": True}
 
 

@@ -16,7 +16,7 @@ from run_seed import again, run_seed
 from scripted_chat import TOOLS_TEMPLATE
 from thread_server import EngineThread, ThreadServer, thread_server
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 JUNK: tuple[Any, ...] = ("required", "any", "", 0, 3, [], {}, {"type": "any"}, {"type": "function"}, {"type": "tool"})
 

@@ -23,7 +23,7 @@ from ingot.runtime.grammar.compiled import Grammars
 from ingot.serve.engine import process
 from ingot.serve.engine.messages import SERVER_DECODER, Abort, Add, Frames, Refused, Start, Step, frame
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 
 SCHEMA = {
     "type": "object",

@@ -21,7 +21,7 @@ from ingot.serve.engine.client import EngineLimits
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.http.admin.options import AdminOptions
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 THREADS = pytest.mark.usefixtures("engine_thread")
 LONG = {"max_tokens": 3000, "ignore_eos": True}
 

@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from ingot import LLM, SamplingParams
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 USER = {"role": "user", "content": "héllo"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST_TYPES = ["created", "in_progress", "output_item.added", "content_part.added"]

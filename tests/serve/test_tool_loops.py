@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from openai import BadRequestError, OpenAI
 from thread_server import ThreadServer
 
-pytestmark = pytest.mark.xdist_group("serve")
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 
 SCHEMA = {
     "type": "object",

@@ -29,7 +29,7 @@ from ingot.runtime.steps.executor import StepHandle
 from ingot.runtime.steps.step import StepInputs
 
 # One worker, for the artifacts that tests share.
-pytestmark = pytest.mark.xdist_group("stress")
+pytestmark = [pytest.mark.xdist_group("stress"), pytest.mark.one_in_file(3)]
 
 NAME = "qwen3-biased"
 AMPLE, SMALL = 96, 9  # pages; eight requests of up to 5 pages each need 35

@@ -16,7 +16,7 @@ from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.pages.pool import PagePool
 
-pytestmark = pytest.mark.xdist_group("scratch-pages")
+pytestmark = [pytest.mark.xdist_group("scratch-pages"), pytest.mark.one_in_file(3)]
 
 WINDOW = 20
 GROUP = CacheGroup.named(f"window_{WINDOW}")

@@ -11,7 +11,7 @@ from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.loading.loader import load_artifact
 
-pytestmark = pytest.mark.xdist_group("windows")
+pytestmark = [pytest.mark.xdist_group("windows"), pytest.mark.one_in_file(3)]
 
 # Pages in which four sequences do not fit side by side: of up to 10 each, or of 3 where all layers have the window.
 SMALL = {"gemma3_text-new": 14, "mistral-window": 8}

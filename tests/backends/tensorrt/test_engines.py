@@ -33,7 +33,7 @@ from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 from ingot.runtime.loading.load_context import on_one_device
 
-pytestmark = pytest.mark.xdist_group("tensorrt")
+pytestmark = [pytest.mark.xdist_group("tensorrt"), pytest.mark.one_in_file(3)]
 
 
 @pytest.fixture(

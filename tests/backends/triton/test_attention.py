@@ -34,6 +34,8 @@ from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 MIXES: dict[str, Mix] = {
     "one": [(1, 300)],
     "first": [(1, 0)],

@@ -35,6 +35,8 @@ from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 # None, one that moves what is rounded, and one in whose range nothing saturates.
 SCALES: list[dict[str, Any]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
 PER_TOKEN: dict[str, Any] = {"per_token": True}

@@ -14,6 +14,8 @@ from emitted_calls import CLAIMED, DTYPES, calls, emit_call, emitting, lowered
 
 from ingot.backends.triton.launches import Launches
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 @pytest.mark.slow
 def test_every_op_compiles(tmp_path: Path) -> None:

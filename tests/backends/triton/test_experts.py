@@ -15,6 +15,8 @@ from ingot.backends.triton.schedule import Value
 from ingot.ir import ops
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 LOWERING, OP = LOWERINGS["experts"], ops.experts
 # Classes of steps: one token alone, a few alone and others in blocks, blocks, and blocks of several sizes.
 CLASSES = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 8192))

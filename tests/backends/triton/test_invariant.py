@@ -33,6 +33,8 @@ from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 CLASSES = ((1, 16), (17, 32), (33, 64), (65, 256))
 dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
 

@@ -16,6 +16,8 @@ from ingot.ir.formats.stacked import stack_types
 from ingot.ir.ops.expert_weights import part_parameter
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 # Formats of gate and up, and of down.
 FORMATS = (
     *((name, name) for name in ("mxfp4", "int8", "int8_tensor", "int8_g64", "int4_g128", "int4_g32_asym", "nvfp4")),

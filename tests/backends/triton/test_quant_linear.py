@@ -14,6 +14,8 @@ from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.ir import ops
 from ingot.ir.formats import find_format
 
+pytestmark = pytest.mark.one_in_file(3)
+
 WEIGHT_ONLY = ("int8", "int8_tensor", "int8_g64", "int8_g128", "f8e4m3/*x*:f32", "f8e4m3/1x*:f32", "f8e4m3/128x128:f32")
 FOUR_BITS = (
     *("int4_g32", "int4_g64", "int4_g128", "int4_g32_asym", "int4_g128_asym"),

@@ -20,6 +20,8 @@ from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
 from ingot.ir.ops.sampling import keep_mask, typical_mask, uniform
 from ingot.ir.types import TensorType
 
+pytestmark = pytest.mark.one_in_file(3)
+
 _OP = OPS["sample"]
 _SCORES_TELL = 1e-5  # some ulps of scores of size 16, the largest noise in float32
 _SUMS_TELL = 1e-6  # some ulps of a sum of probabilities: nearer to top-p, the order of adding decides

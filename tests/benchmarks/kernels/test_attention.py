@@ -17,6 +17,8 @@ from ingot.backends.triton.tune.device import Pool
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import paged_attention
 
+pytestmark = pytest.mark.one_in_file(3)
+
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 

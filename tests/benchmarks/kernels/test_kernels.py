@@ -17,6 +17,8 @@ from ingot.backends.triton.tune import experts as tune_experts
 from ingot.backends.triton.tune.device import Launcher, Pool
 from ingot.ir.errors import OptionError
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 def test_a_share_is_of_what_bounds_the_call(script: Script) -> None:
     figures = script("kernel_figures")

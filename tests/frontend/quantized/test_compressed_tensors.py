@@ -17,6 +17,8 @@ from quantized_files import (
 
 from ingot.ir.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.one_in_file(3)
+
 
 def args(**fields: Any) -> dict[str, Any]:
     """The arguments of a scheme as the library serializes them."""

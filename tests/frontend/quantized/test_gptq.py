@@ -19,6 +19,8 @@ from quantized_files import (
 
 from ingot.ir.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.one_in_file(3)
+
 GPTQ = {
     "quant_method": "gptq",
     "bits": 4,

@@ -25,6 +25,8 @@ from ingot.frontend.quantized.stored import Stored
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.ir.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.one_in_file(3)
+
 LINEARS = {"type": "hadamard", "head_dim": 16, "randomize": False, "requires_grad": False, "precision": "torch.float32"}
 
 

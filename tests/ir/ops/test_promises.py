@@ -16,6 +16,8 @@ from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS, Op, Sample, define, op_of
 from ingot.ir.placements import whole
 
+pytestmark = pytest.mark.one_in_file(3)
+
 ROWS: dict[str, tuple[str, ...]] = {
     "embedding": ("tokens",),
     "linear": ("x",),

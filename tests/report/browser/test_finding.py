@@ -7,7 +7,7 @@ from report_view import Show, card, focused, heading, lines_of, number_of, shown
 
 from ingot.report.data import Report
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_search_shows_only_what_it_finds(show: Show, plain_report: Report) -> None:

@@ -13,7 +13,7 @@ from ingot.report.data import Report
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 

@@ -9,7 +9,7 @@ from report_view import Show, card, heading, in_view, lines_of, number_of
 
 from ingot.report.data import Report
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_a_node_tells_all_about_itself(show: Show, plain_report: Report) -> None:

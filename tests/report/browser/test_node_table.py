@@ -12,7 +12,7 @@ from report_view import Show, card, heading
 
 from ingot.report.data import Report
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Report) -> None:

@@ -9,7 +9,7 @@ from report_view import Show, changes, heading, number_of
 
 from ingot.report.data import Report
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_it_opens_at_the_first_pass_that_did_something(show: Show, plain_report: Report) -> None:

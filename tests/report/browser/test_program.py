@@ -10,7 +10,7 @@ from report_view import Show, card, changes, lines_of, number_of, shown_rows, ti
 
 from ingot.report.data import Report
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_added_removed_and_changed_nodes_are_marked(show: Show, plain_report: Report) -> None:

@@ -10,7 +10,7 @@ from report_view import Show, heading
 
 from ingot.report.data import Report, Times
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
 
 
 def test_times_add_up(show: Show, plain_report: Report) -> None:

@@ -22,6 +22,8 @@ from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.runtime.scheduling.request import End
 from ingot.runtime.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.one_in_file(3)
+
 RECORD = {
     "type": "object",
     "properties": {

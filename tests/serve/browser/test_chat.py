@@ -17,7 +17,7 @@ from thread_server import ThreadServer, thread_server
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("serve")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("serve"), pytest.mark.one_in_file(3)]
 Visit = Callable[..., Any]
 READY = "#state:text-matches('^ready')"
 NUMBER = re.compile("[0-9]")

@@ -31,6 +31,8 @@ from ingot.serve.parsers.tool_formats import TOOL_FORMATS
 from ingot.serve.parsers.tool_use import ToolUse
 from ingot.serve.parsers.written_calls import arguments_schema, json_value
 
+pytestmark = pytest.mark.one_in_file(3)
+
 CITY = {"type": "object", "properties": {"name": {"enum": ["Oslo", 'a"b', "é"]}}, "required": ["name"]}
 PARAMETERS: dict[str, Any] = {
     "time": None,

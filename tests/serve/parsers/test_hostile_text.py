@@ -17,6 +17,8 @@ from ingot.serve.parsers.events import Arguments, CallBegun, CallEnded, Content,
 from ingot.serve.parsers.output_parser import OutputFormat
 from ingot.serve.parsers.tool_use import ToolUse
 
+pytestmark = pytest.mark.one_in_file(3)
+
 FORMATS = {
     **{name: OutputFormat(tool_choice_of(name), None) for name in TOOLS},
     **{f"{name} reasoning": OutputFormat(tool_choice_of("hermes"), reasoning_choice_of(name)) for name in REASONING},

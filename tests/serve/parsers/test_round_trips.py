@@ -20,6 +20,8 @@ from ingot.serve.parsers.reasoning_formats import REASONING_FORMATS
 from ingot.serve.parsers.tool_formats import TOOL_FORMATS
 from ingot.serve.parsers.tool_use import ToolUse
 
+pytestmark = pytest.mark.one_in_file(3)
+
 # Formats of the table that are equal to one with a renderer.
 SAME = {"mimo": "qwen3_coder", "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder"}
 MESSAGES = 200

@@ -1,7 +1,7 @@
 """Cases of which a run takes some: the commit draws them, a row of commits comes to all, and --run-slow takes all."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -21,16 +21,18 @@ def in_one_of(runs: int) -> Callable[[Test], Test]:
     return mark
 
 
-def left_out(tests: Iterable[Sequence[pytest.Item]]) -> set[pytest.Item]:
-    """What a run leaves out of `tests`, the cases of each test with the marker `one_in`: it takes the part that the
-    marker says, and one case at least. Tests of as many cases have the same ones drawn: they may share what these make.
+def left_out(units: Mapping[str, Sequence[pytest.Item]], marker: str) -> set[pytest.Item]:
+    """What a run leaves out of `units`: the cases of each test with the marker `one_in`, or of each file with
+    `one_in_file`. It takes the part that the marker says, and one case at least. Tests of as many cases have the same
+    ones drawn: they may share what these make. Each file is drawn by its name.
     """
     out: set[pytest.Item] = set()
-    for cases in tests:
-        mark = cases[0].get_closest_marker("one_in")
+    for unit, cases in units.items():
+        mark = cases[0].get_closest_marker(marker)
         assert mark is not None
         count = -(-len(cases) // mark.args[0])
-        taken = random.Random(f"{run_seed()} {count} of {len(cases)}").sample(range(len(cases)), count)
+        what = f"{count} of {len(cases)}" if marker == "one_in" else unit
+        taken = random.Random(f"{run_seed()} {what}").sample(range(len(cases)), count)
         out |= {case for place, case in enumerate(cases) if place not in taken}
     return out
 
