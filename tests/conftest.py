@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chromium import FLAGS, chromium_path
-from drawn import left_out
-from run_seed import run_seed
+from drawn import drawn_out
+from run_seed import OUTSIDE_OF_GIT, run_seed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -89,8 +89,15 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > 300 else None
 
 
-# Up to so many files are a run by name, as while one works on them. It takes all tests of each file.
+# A run of up to so many files is one of somebody who works on them.
 FEW_FILES = 20
+
+
+def _draws_files(config: pytest.Config, items: list[pytest.Item]) -> bool:
+    """Whether this run takes a part of the files with the marker `one_in_file`: a run of the whole suite does, at a
+    commit that draws. One of few files, of a marker (-m gpu) or of words (-k) does not."""
+    chosen = config.option.markexpr or config.option.keyword
+    return not chosen and run_seed() != OUTSIDE_OF_GIT and len({item.path for item in items}) > FEW_FILES
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
@@ -109,16 +116,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = set(marked["slow"])
         items[:] = [item for item in items if item not in slow]
 
-    units = {} if config.getoption("--run-slow") else {"one_in": "["}
-    if units and len({item.path for item in items}) > FEW_FILES:
-        units["one_in_file"] = "::"
-    for name, end in units.items():
+    if not config.getoption("--run-slow"):
         left = set(items)
-        cases = defaultdict[str, list[pytest.Item]](list)
-        for item in marked[name]:
-            if item in left:
-                cases[item.nodeid.partition(end)[0]].append(item)
-        others = left_out(cases, name)
+        drawn = {*marked["one_in"], *marked["one_in_file"]} & left
+        others = drawn_out([item for item in items if item in drawn], files=_draws_files(config, items))
         config.hook.pytest_deselected(items=[*others])
         items[:] = [item for item in items if item not in others]
 

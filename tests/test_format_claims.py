@@ -17,8 +17,6 @@ from ingot.ir.errors import TargetError
 from ingot.ir.formats import FORMATS, find_format
 from ingot.ir.machine.target import Target
 
-pytestmark = pytest.mark.one_in_file(3)
-
 LIMITS = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 64}
 FROM_89 = ["cpu", "sm_89", "sm_90", "sm_100", "sm_120"]
 

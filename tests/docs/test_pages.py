@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from drawn import drawn
 
-pytestmark = pytest.mark.one_in_file(3)
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 

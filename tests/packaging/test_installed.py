@@ -18,7 +18,7 @@ from drawn import in_one_of
 from ended_well import ROOT, run
 from tiny import CHECKPOINTS, compile_options
 
-pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.one_in_file(3)]
+pytestmark = pytest.mark.xdist_group("packaging")
 
 # Process start to first token, beyond a bare `import torch`.
 SECONDS_TO_FIRST_TOKEN = 1.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report"), pytest.mark.one_in_file(3)]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
 
 
 def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:

@@ -1,6 +1,7 @@
 """Cases of which a run takes some: the commit draws them, a row of commits comes to all, and --run-slow takes all."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -35,6 +36,19 @@ def left_out(units: Mapping[str, Sequence[pytest.Item]], marker: str) -> set[pyt
         taken = random.Random(f"{run_seed()} {what}").sample(range(len(cases)), count)
         out |= {case for place, case in enumerate(cases) if place not in taken}
     return out
+
+
+def drawn_out(items: Iterable[pytest.Item], *, files: bool) -> set[pytest.Item]:
+    """What a run leaves out of `items` by `one_in`, and with `files` by `one_in_file`. A test with both has the first
+    one only: it takes one case at least.
+    """
+    cases, of_files = defaultdict[str, list[pytest.Item]](list), defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("one_in"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+        elif files and item.get_closest_marker("one_in_file"):
+            of_files[item.nodeid.partition("::")[0]].append(item)
+    return left_out(cases, "one_in") | left_out(of_files, "one_in_file")
 
 
 def drawn_in_one_of(runs: int, cases: Iterable[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-_OUTSIDE_OF_GIT = "0"
+OUTSIDE_OF_GIT = "0"
 
 
 @lru_cache(maxsize=1)
@@ -17,8 +17,8 @@ def run_seed() -> str:
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     except OSError:
-        return _OUTSIDE_OF_GIT
-    return done.stdout.strip() or _OUTSIDE_OF_GIT
+        return OUTSIDE_OF_GIT
+    return done.stdout.strip() or OUTSIDE_OF_GIT
 
 
 def again(draw: object) -> str:

@@ -46,7 +46,7 @@ TAIL = gl.constexpr(64)  # numbers of a rotated key
 QUARTER = gl.constexpr(128)  # columns of a tile whose arrival the scores wait for at once
 COPYING = gl.constexpr(128)  # threads that copy, each of which arrives at a barrier
 # Registers of a thread of the second and the third warpgroup, of 504 for three. The sums take 128, the scores 32. With
-# 232 and 40, an H200 takes 247 us in place of 245, for 128 heads and 32 contexts of 16384 (Triton 3.6.0).
+# 232 and 40, an H200 takes 247 us in place of 245 for this kernel alone, with 128 heads and 32 contexts of 16384.
 REGISTERS = gl.constexpr((224, 56))
 
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
@@ -66,7 +66,8 @@ COPIED_ROWS = gl.constexpr(gl.SliceLayout(1, COPIED.value))
 # QUERY: both warpgroups have stored their part of q
 ARRIVED, FREE, WEIGHTS, QUERY = gl.constexpr(0), gl.constexpr(8), gl.constexpr(12), gl.constexpr(14)
 BARRIERS = gl.constexpr(15)
-_synchronize = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # all warps of a warpgroup; Triton 3.6
+# A barrier of all warps of a warpgroup. Triton 3.6 has the second name.
+_synchronize = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.constexpr_function
@@ -82,8 +83,8 @@ def _opaque_zero(number):
     """Return 0, unknown to the compiler.
 
     Descriptors of shared memory are then computed where a matmul needs them. If ptxas knows that they are the same in
-    each iteration, it computes all of them before the loop, and spills: an H200 then takes 266 us in place of 247, for
-    128 heads and 32 contexts of 16384 (Triton 3.6.0).
+    each iteration, it computes all of them before the loop, and spills. This kernel alone then takes 266 us in place of
+    247 on an H200, with 128 heads and 32 contexts of 16384 (Triton 3.6.0).
     """
     return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -104,7 +105,10 @@ def _copy_columns(memory, rows, inside, OFFSET: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _copy_tile(kv, ids, first, end, round, halves, tails, barriers, ONE: gl.constexpr, CACHE: gl.constexpr):
-    """Copy tile ONE (0 or 1) of a pair, half by half, as soon as both warpgroups have used the half's old contents."""
+    """Copy tile ONE (0 or 1) of a pair, half by half, as soon as no matmul reads a half's old contents.
+
+    Both warpgroups read the weights, whose place the rotated keys take. So these come after the waits for both halves.
+    """
     place = first + gl.arange(0, TILE, layout=COPIED_ROWS)
     inside = place < end
     rows = kv + ids.to(gl.int64) * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride

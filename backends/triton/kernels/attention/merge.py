@@ -26,11 +26,11 @@ def merge_attention(
     COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Merge the splits that `decode_attention` wrote with SPLITS.apart, or `sparse_attention`.
+    """Merge the splits that `decode_attention` wrote with SPLITS.apart, `decode_latents` or `sparse_attention`.
 
     Grid: (rows * kv_heads, FORM.group, cdiv(FORM.value_dim, COLUMNS)). Rows are tokens, or with SPLITS.single
     sequences. A program computes COLUMNS columns of a q head. `used` i32[rows, kv_heads] has the number of splits of
-    each context. With 0 or 1, that kernel has written the result, if there is one.
+    each context. With 0 or 1, an earlier kernel has written the result, if there is one.
 
     BLOCK_SPLITS is a power of two, and not less than SPLITS.most. The kernel adds the results of AT_ONCE splits per
     iteration. The other arguments are those of `decode_attention`.

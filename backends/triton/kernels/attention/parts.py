@@ -111,7 +111,7 @@ def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.con
 
 @triton.jit
 def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
-    """Write the result rows of padding tokens: zeros to `out`, and -inf to `lse` if not None.
+    """Write the rows of tokens of padding, or that see no key: zeros to `out`, and -inf to `lse` if not None.
 
     A row is a (token, q head). Row i has the index `first` + `rows`[i] in `out`. `held` [M] masks rows.
     """

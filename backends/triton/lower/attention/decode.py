@@ -60,8 +60,9 @@ def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: V
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
-    """Return how many sequences the kernel's loops over sequences take per iteration. The loops load sequence lengths.
+    """Return how many sequences the kernel's loops over sequences take per iteration: a power of two.
 
+    The loops load sequence lengths. `warps` are those of the kernel, also a power of two.
     A step has at most `tokens` tokens. With `single`, the kernel computes only sequences with one token in the step.
     """
     if tokens <= GPU_FEW_TOKENS:

@@ -13,8 +13,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import DTYPES
 
 HEADS = 64  # rows of the kernel's tiles
-# The kernel reads two tiles of 64 positions at once. One program fills a multiprocessor's shared memory. The kernel has
-# stages and warps of its own: `schedule_latents` ignores these two.
+# The kernel reads two tiles of 64 positions at once. One program fills a multiprocessor's shared memory. It has no
+# stages. `warps` are those of its first warpgroup, and of a loop over sequences of mixed steps (`_scan` in decode.py).
 LATENTS_ON_HOPPER = DecodeTiles(keys=128, stages=2, programs=1, warps=4, early=0)
 _LATENTS, _ROTATED = 512, 64  # numbers of a key: those of DeepSeek V2 and V3
 _COPY = 16  # bytes that a thread copies at once
@@ -80,7 +80,7 @@ def schedule_latents(
         (least(items, schedule.cores), 1, 1),
         {**merged, "records": records, "items": items, **given("kv", "q", "page_table", "width")},
         {**constants, "FED": attention.fed, "CACHE": attention.cache.layout},
-        warps=4,  # of its first warpgroup; the kernel adds two more
+        warps=LATENTS_ON_HOPPER.warps,  # the kernel adds two warpgroups
         dependent=schedule.dependent,
     )
     schedule_merge(schedule, rows, attention.form, splits, {**merged, "used": used, **given("q_starts")})
