@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from ingot.bench.drive import Progress
     from ingot.bench.workload import BenchRequest
 
-# A mixture of experts needs no compiler but Triton's on an H200, and no network. vLLM 0.25.1 chooses there by itself:
-# - bfloat16: its own Triton kernels, with the tile sizes of a file for the GPU if it has one (oracle/unquantized.py)
-# - GPT-OSS in MXFP4: OpenAI's triton_kernels, which come with it (oracle/mxfp4.py); attention sinks by FlashAttention 3
+# A mixture of experts needs no compiler but Triton's on an H200, and no network. There vLLM 0.25.1 and 0.33.0 choose by
+# themselves:
+# - bfloat16: their own Triton kernels, with the tile sizes of a file for the GPU if it has one (oracle/unquantized.py)
+# - GPT-OSS in MXFP4: the triton_kernels of OpenAI that come with them (oracle/mxfp4.py); sinks by FlashAttention 3
 # - DeepSeek's latent attention: FlashAttention 3 (platforms/cuda.py)
 # These kernels are compiled in a first start. vLLM can also choose experts at random, whatever the router says
 # (VLLM_MOE_ROUTING_SIMULATION_STRATEGY). That is not used: both engines compute the checkpoint's router.
