@@ -18,6 +18,7 @@ from ingot.backends.triton.lower.experts.experts import lower_experts
 from ingot.backends.triton.lower.experts.fragments import blocks_of, fragment_tiles, most_warps, reads_fragments
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
 from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
+from ingot.backends.triton.lower.experts.warpgroups import CHOICES
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import power_of_two
@@ -214,7 +215,9 @@ def mixture_of(problem: ExpertsProblem) -> Mixture:
     fits = find_format(problem.packing).obstacle((problem.depth, problem.columns)) is None
     other = problem.packing if fits else PLAIN
     formats = (problem.packing, other) if problem.gated else (other, problem.packing)
-    return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype, formats=formats)
+    # On Hopper, large blocks have tile sizes only with the activations that `takes_warpgroups` lacks.
+    activation = "gelu" if problem.block == CHOICES else "silu"
+    return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype, activation=activation, formats=formats)
 
 
 def tokens_of(problem: ExpertsProblem, sm: int) -> int:

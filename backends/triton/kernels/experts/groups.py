@@ -64,6 +64,54 @@ def find_block(counts, block, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
     return expert, begin, tl.maximum(tl.minimum(size, TOKENS), 0)
 
 
+# A row of `list_blocks`: the expert, the place of its first choice in the order, and how many choices there are.
+EXPERT, BEGIN, SIZE, LISTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def list_blocks(
+    counts,
+    listed,
+    blocks,
+    EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Write which block each program takes: `listed` i32[blocks, LISTED]. Rows without a block have the size 0.
+
+    Grid: experts. Program e lists the blocks of expert e. Full blocks come first. Programs with fewer choices take less
+    time, so the multiprocessors have work for about as long if these come last.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.program_id(0)
+    number = tl.arange(0, BLOCK_EXPERTS)
+    count = tl.load(counts + number, mask=number < EXPERTS, other=0)
+    full = count // TOKENS
+    parts = (count % TOKENS > 0).to(tl.int32)
+    before = number < expert
+    all_full = tl.sum(full, 0)
+    begin = tl.sum(tl.where(before, count, 0), 0)
+    own = tl.sum(tl.where(number == expert, count, 0), 0)
+    place = tl.sum(tl.where(before, full, 0), 0)
+    for nth in range(own // TOKENS):
+        _list(listed, place + nth, expert, begin + nth * TOKENS, TOKENS)
+    if own % TOKENS > 0:
+        place = all_full + tl.sum(tl.where(before, parts, 0), 0)
+        _list(listed, place, expert, begin + own // TOKENS * TOKENS, own % TOKENS)
+    for place in range(all_full + tl.sum(parts, 0) + expert, blocks, EXPERTS):
+        _list(listed, place, expert, 0, 0)
+
+
+@triton.jit
+def _list(listed, place, expert, begin, size):
+    tl.store(listed + place * LISTED + EXPERT, expert)
+    tl.store(listed + place * LISTED + BEGIN, begin)
+    tl.store(listed + place * LISTED + SIZE, size)
+
+
 @triton.jit
 def add_choices(
     made,

@@ -37,7 +37,7 @@ def quarter(words, operand, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl
     integers. f4e2m1 is multiplied by it: it may also be the `factors_of` scales.
     """
     if ELEMENTS.element == "f4e2m1":
-        return _e2m1(words, operand, NTH, ELEMENTS, DTYPE)
+        return e2m1(words, operand, NTH, ELEMENTS, DTYPE)
     if ELEMENTS.assembly and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 a; shr.u32 a, $1, "
@@ -65,7 +65,7 @@ def quarter(words, operand, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl
 
 
 @triton.jit
-def _e2m1(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
+def e2m1(words, factors, NTH: tl.constexpr, ELEMENTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return the f4e2m1 number NTH (0 to 3) of each word, times a factor.
 
     `words` [rows, words] are i16. `factors` [rows, words] are in DTYPE, with the power of two of `_moved_by`.

@@ -9,13 +9,18 @@ from ingot.backends.triton.schedule import Value
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of choices of a step: their grouping, the constants that kernels take, and how many there are."""
+    """The blocks of choices of a step: their grouping, the constants that kernels take, and how many there are.
+
+    `listed` i32[count, LISTED] says which block a program takes (`list_blocks`), for kernels that do not find it
+    themselves.
+    """
 
     choices: int
     order: Value
     counts: Value
     count: Expr
     constants: dict[str, Any]
+    listed: Value | None
 
     @property
     def arguments(self) -> dict[str, Value | Expr]:

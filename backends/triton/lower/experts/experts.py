@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ingot.backends.triton.kernels.experts.groups import add_choices, group_choices
+from ingot.backends.triton.kernels.experts.groups import LISTED, add_choices, group_choices, list_blocks
 from ingot.backends.triton.kernels.experts.matvec import experts_down_rows, experts_up_rows
 from ingot.backends.triton.kernels.experts.tile import experts_down_tile, experts_up_tile
 from ingot.backends.triton.kernels.quant.columns import row_size
@@ -25,6 +25,7 @@ from ingot.backends.triton.lower.experts.quant import (
     down_alone,
     down_blocks,
     hidden_chunk,
+    prepared_hidden,
     prepared_x,
     up_alone,
     up_blocks,
@@ -40,11 +41,13 @@ from ingot.backends.triton.lower.experts.tiles import (
     ranges_of,
     row_tiles,
 )
+from ingot.backends.triton.lower.experts.warpgroups import add_warpgroups, takes_warpgroups
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.rows import block_of
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
+from ingot.ir.ops.expert_weights import WEIGHTS
 
 # Choices that a program of `group_choices` looks at together in steps of few tokens, and in others, where it goes
 # through tens of thousands: 4 and 16 for each thread.
@@ -99,9 +102,8 @@ def lower_experts(
             x = prepared_x(one, schedule, here, parts[0].block)
             for part in parts:
                 here = _share(one.rows, part, low, high)
-                _in_blocks(
-                    one, schedule, here, _blocks(one, schedule, part.block, order, counts), x, hidden(chunk), made
-                )
+                blocks = _blocks(one, schedule, here, part.block, order, counts)
+                _in_blocks(one, schedule, here, blocks, x, hidden(chunk), made)
         _add(one, schedule, all_grouped, made, result)
     return (result,)
 
@@ -228,17 +230,32 @@ def _group(one: Experts, schedule: Schedule, here: Expr, most: int) -> tuple[Val
     return order, counts
 
 
-def _blocks(one: Experts, schedule: Schedule, block: int, order: Value, counts: Value) -> Blocks:
-    """Return the blocks of `block` choices of a step."""
+def _blocks(one: Experts, schedule: Schedule, here: Expr, block: int, order: Value, counts: Value) -> Blocks:
+    """Return the blocks of `block` choices of a step, and add the launch that lists them if a kernel needs it.
+
+    `here` is 1 for the steps that they are for, else 0.
+    """
     # Each expert with choices needs a block, and one more for each `block` choices after the first.
     some = least(one.choices, one.experts)
+    count = plus(some, cdiv(minus(one.choices, some), block))
     constants = {
         "EXPERTS": one.experts,
         "TOKENS": block,
         "BLOCK_EXPERTS": power_of_two(one.experts),
         "DEPENDENT": schedule.dependent,
     }
-    return Blocks(block, order, counts, plus(some, cdiv(minus(one.choices, some), block)), constants)
+    listed = None
+    if any(takes_warpgroups(one, name, schedule.sm, block) for name in WEIGHTS):
+        listed = schedule.scratch(torch.int32, (count, LISTED.value))
+        schedule.launch(
+            list_blocks,
+            (times(here, one.experts),),
+            {"counts": counts, "listed": listed, "blocks": count},
+            constants,
+            warps=1,
+            dependent=schedule.dependent,
+        )
+    return Blocks(block, order, counts, count, constants, listed)
 
 
 def _in_blocks(
@@ -251,12 +268,18 @@ def _in_blocks(
     made: Value,
 ) -> None:
     """Add the launches that take blocks of choices. `here` is 1 for the steps that they are for, else 0."""
-    if (quantized := one.quantized.get("gate_up")) is not None:
+    chunk = hidden_chunk(one, schedule.sm, blocks.choices)
+    if takes_warpgroups(one, "gate_up", schedule.sm, blocks.choices):
+        add_warpgroups(one, "gate_up", schedule, here, blocks, x[0], hidden, chunk)
+    elif (quantized := one.quantized.get("gate_up")) is not None:
         up_blocks(one, quantized, schedule, here, blocks, x, hidden)
     else:
         _up_blocks(one, schedule, here, blocks, hidden)
-    if (quantized := one.quantized.get("down")) is not None:
-        down_blocks(one, quantized, schedule, here, blocks, hidden, made)
+    rows = prepared_hidden(one, schedule, here, blocks.choices, hidden)
+    if takes_warpgroups(one, "down", schedule.sm, blocks.choices):
+        add_warpgroups(one, "down", schedule, here, blocks, rows[0], made, 0)
+    elif (quantized := one.quantized.get("down")) is not None:
+        down_blocks(one, quantized, schedule, here, blocks, rows, made)
     else:
         _down_blocks(one, schedule, here, blocks, hidden, made)
 

@@ -173,6 +173,19 @@ def prepared_x(one: Experts, schedule: Schedule, here: Expr, block: int) -> tupl
     return prepared_rows(GivenRows(one.x, one.rows, one.hidden), form, schedule, None, here)
 
 
+def prepared_hidden(
+    one: Experts, schedule: Schedule, here: Expr, block: int, hidden: Value
+) -> tuple[Value, Value | None]:
+    """Return the results of gate and up as blocks of down read them, and their scales.
+
+    `here` is 1 for the steps that need it, else 0.
+    """
+    form = _of_block(one, "down", schedule.sm, block)
+    if form is None or not needs_preparing(form) or hidden_chunk(one, schedule.sm, block):
+        return hidden, None
+    return prepared_rows(GivenRows(hidden, one.choices, one.ffn), form, schedule, None, here)
+
+
 def up_blocks(
     one: Experts,
     quantized: QuantizedExperts,
@@ -224,26 +237,21 @@ def down_blocks(
     schedule: Schedule,
     here: Expr,
     blocks: Blocks,
-    hidden: Value,
+    hidden: tuple[Value, Value | None],
     made: Value,
 ) -> None:
-    """Add the launches of down for blocks of choices. `here` is 1 for the steps that they are for, else 0."""
-    form = _of_block(one, "down", schedule.sm, blocks.choices)
-    assert form is not None
-    rows: tuple[Value, Value | None] = hidden, None
-    if needs_preparing(form) and not hidden_chunk(one, schedule.sm, blocks.choices):
-        rows = prepared_rows(GivenRows(hidden, one.choices, one.ffn), form, schedule, None, here)
+    """Add the launch of down for blocks of choices. `here` is 1 for its steps, else 0."""
     if reads_fragments(quantized.weight.packing, one.dtype, schedule.sm, blocks.choices):
         chosen = _fragment_tiles(one, schedule, blocks.choices, gated=False)
-        down_fragments(one, quantized, schedule, here, blocks, rows[0], made, chosen)
+        down_fragments(one, quantized, schedule, here, blocks, hidden[0], made, chosen)
         return
     chosen = _group_tiles(one, quantized, schedule, blocks.choices, gated=False)
     schedule.launch(
         quant_experts_down_tile,
         (times(times(here, blocks.count), -(-one.hidden // chosen.block_n)),),
         {
-            "hidden": rows[0],
-            "x_scales": rows[1],
+            "hidden": hidden[0],
+            "x_scales": hidden[1],
             **blocks.arguments,
             **quantized.arguments,
             "bias": one.call.optional("down_bias"),

@@ -1,0 +1,1 @@
+"""The kernel of experts of many tokens on Hopper, whose warpgroups multiply or copy."""
