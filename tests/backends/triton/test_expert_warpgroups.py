@@ -12,7 +12,7 @@ from quant_experts_calls import call, check
 from sm_90 import run_without_interpreter
 from triton_schedules import DEVICE, new_schedule
 
-from ingot.backends.triton.kernels.experts.groups import BEGIN, EXPERT, LISTED, SIZE, list_blocks
+from ingot.backends.triton.kernels.experts.groups import BEGIN, EXPERT, LISTED, SIZE, WORK, list_blocks
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.call import read_experts
 from ingot.backends.triton.lower.experts.experts import lower_experts
@@ -92,22 +92,19 @@ def test_numbers_that_are_not_finite_stay_in_their_row(bad: float, formats: tupl
     "counts", [(0, 5, 4, 3, 9, 0, 8, 1), (0, 0, 0, 0), (4,), (3, 3, 3, 3), (8, 8, 8, 0), (0, 0, 30, 0, 0)]
 )
 def test_every_choice_is_in_one_block(counts: tuple[int, ...]) -> None:
-    """Full blocks come first, then those with fewer choices, then rows of no block."""
-    tokens, experts, bound = 4, len(counts), sum(counts) // 4 + len(counts) + 3
-    listed = torch.full((bound, LISTED.value), -7, dtype=torch.int32, device=DEVICE)
+    tokens, experts = 4, len(counts)
+    listed = torch.full((sum(counts) + 1, LISTED.value), -7, dtype=torch.int32, device=DEVICE)
+    work = torch.full((WORK.value,), -7, dtype=torch.int32, device=DEVICE)
     given = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
-    width = 1 << (experts - 1).bit_length()
-    list_blocks[(experts,)](given, listed, bound, experts, width, tokens, False)
-    sizes = listed[:, SIZE.value].tolist()
-    assert sizes == sorted(sizes, key=lambda size: 0 if size == tokens else 1 if size else 2)
-    found = {}
-    for row in listed.tolist():
-        for place in range(row[BEGIN.value], row[BEGIN.value] + row[SIZE.value]):
-            assert place not in found
-            found[place] = row[EXPERT.value]
-    wanted = [expert for expert, count in enumerate(counts) for _ in range(count)]
-    assert [found[place] for place in range(len(found))] == wanted
-    assert sizes.count(tokens) == sum(count // tokens for count in counts)
+    list_blocks[(experts,)](given, listed, work, experts, 1 << (experts - 1).bit_length(), tokens, False)
+    blocks, *taken = work.tolist()
+    assert blocks == sum(-(-count // tokens) for count in counts) and taken == [0, 0]
+    found = []
+    for row in listed.tolist()[:blocks]:
+        assert 1 <= row[SIZE.value] <= tokens and row[BEGIN.value] == len(found)
+        found += row[SIZE.value] * [row[EXPERT.value]]
+    assert found == [expert for expert, count in enumerate(counts) for _ in range(count)]
+    assert (listed[blocks:] == -7).all()
 
 
 def experts_call(formats: tuple[str, str], dtype: torch.dtype = BF16, hidden: int = 192, ffn: int = 128) -> Call:

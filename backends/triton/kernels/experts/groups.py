@@ -66,22 +66,23 @@ def find_block(counts, block, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
 
 # A row of `list_blocks`: the expert, the place of its first choice in the order, and how many choices there are.
 EXPERT, BEGIN, SIZE, LISTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# The fields of `work`: how many blocks there are, and counters of the items that programs of two launches have taken.
+BLOCKS, TAKEN, WORK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(3)
 
 
 @triton.jit
 def list_blocks(
     counts,
     listed,
-    blocks,
+    work,
     EXPERTS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write which block each program takes: `listed` i32[blocks, LISTED]. Rows without a block have the size 0.
+    """List the blocks of a step: `listed` i32[blocks, LISTED], and `work` i32[WORK], whose counters are 0.
 
-    Grid: experts. Program e lists the blocks of expert e. Full blocks come first. Programs with fewer choices take less
-    time, so the multiprocessors have work for about as long if these come last.
+    Grid: experts. Program e lists the blocks of expert e. Experts have their blocks one after the other.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -89,27 +90,20 @@ def list_blocks(
     expert = tl.program_id(0)
     number = tl.arange(0, BLOCK_EXPERTS)
     count = tl.load(counts + number, mask=number < EXPERTS, other=0)
-    full = count // TOKENS
-    parts = (count % TOKENS > 0).to(tl.int32)
+    blocks = (count + TOKENS - 1) // TOKENS
     before = number < expert
-    all_full = tl.sum(full, 0)
+    first = tl.sum(tl.where(before, blocks, 0), 0)
     begin = tl.sum(tl.where(before, count, 0), 0)
     own = tl.sum(tl.where(number == expert, count, 0), 0)
-    place = tl.sum(tl.where(before, full, 0), 0)
-    for nth in range(own // TOKENS):
-        _list(listed, place + nth, expert, begin + nth * TOKENS, TOKENS)
-    if own % TOKENS > 0:
-        place = all_full + tl.sum(tl.where(before, parts, 0), 0)
-        _list(listed, place, expert, begin + own // TOKENS * TOKENS, own % TOKENS)
-    for place in range(all_full + tl.sum(parts, 0) + expert, blocks, EXPERTS):
-        _list(listed, place, expert, 0, 0)
-
-
-@triton.jit
-def _list(listed, place, expert, begin, size):
-    tl.store(listed + place * LISTED + EXPERT, expert)
-    tl.store(listed + place * LISTED + BEGIN, begin)
-    tl.store(listed + place * LISTED + SIZE, size)
+    for done in range(0, own, TOKENS):
+        row = listed + (first + done // TOKENS) * LISTED
+        tl.store(row + EXPERT, expert)
+        tl.store(row + BEGIN, begin + done)
+        tl.store(row + SIZE, tl.minimum(own - done, TOKENS))
+    if expert == 0:
+        tl.store(work + BLOCKS, tl.sum(blocks, 0))
+        tl.store(work + TAKEN, 0)
+        tl.store(work + TAKEN + 1, 0)
 
 
 @triton.jit

@@ -11,8 +11,8 @@ from ingot.backends.triton.schedule import Value
 class Blocks:
     """The blocks of choices of a step: their grouping, the constants that kernels take, and how many there are.
 
-    `listed` i32[count, LISTED] says which block a program takes (`list_blocks`), for kernels that do not find it
-    themselves.
+    `listed` i32[count, LISTED] and `work` i32[WORK] are those of `list_blocks`, for kernels whose programs do not find
+    their block themselves.
     """
 
     choices: int
@@ -21,6 +21,7 @@ class Blocks:
     count: Expr
     constants: dict[str, Any]
     listed: Value | None
+    work: Value | None
 
     @property
     def arguments(self) -> dict[str, Value | Expr]:

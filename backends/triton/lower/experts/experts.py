@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ingot.backends.triton.kernels.experts.groups import LISTED, add_choices, group_choices, list_blocks
+from ingot.backends.triton.kernels.experts.groups import LISTED, WORK, add_choices, group_choices, list_blocks
 from ingot.backends.triton.kernels.experts.matvec import experts_down_rows, experts_up_rows
 from ingot.backends.triton.kernels.experts.tile import experts_down_tile, experts_up_tile
 from ingot.backends.triton.kernels.quant.columns import row_size
@@ -244,18 +244,19 @@ def _blocks(one: Experts, schedule: Schedule, here: Expr, block: int, order: Val
         "BLOCK_EXPERTS": power_of_two(one.experts),
         "DEPENDENT": schedule.dependent,
     }
-    listed = None
+    listed, work = None, None
     if any(takes_warpgroups(one, name, schedule.sm, block) for name in WEIGHTS):
         listed = schedule.scratch(torch.int32, (count, LISTED.value))
+        work = schedule.scratch(torch.int32, (WORK.value,))
         schedule.launch(
             list_blocks,
             (times(here, one.experts),),
-            {"counts": counts, "listed": listed, "blocks": count},
+            {"counts": counts, "listed": listed, "work": work},
             constants,
             warps=1,
             dependent=schedule.dependent,
         )
-    return Blocks(block, order, counts, count, constants, listed)
+    return Blocks(block, order, counts, count, constants, listed, work)
 
 
 def _in_blocks(

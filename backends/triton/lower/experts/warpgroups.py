@@ -68,12 +68,11 @@ def add_warpgroups(
             "x": x,
             "order": blocks.order,
             "listed": blocks.listed,
+            "work": blocks.work,
             "weight": quantized.arguments["weight"] if quantized else one.weight(name)[0],
             "scales": quantized.arguments["scales"] if quantized else None,
             "bias": one.call.optional(f"{name}_bias"),
             "y": y,
-            "blocks": blocks.count,
-            "items": items,
         },
         {
             "TOP_K": one.top_k,

@@ -1,10 +1,11 @@
 """The experts of many tokens on Hopper: two warpgroups (128 threads each) multiply, and a third one copies.
 
-    each program, for its items, which are a block of choices and a tile of rows of the block's expert:
+    each program, for items, which are a block of choices and a tile of rows of the block's expert:
         a third warpgroup copies 64 columns of x and of four matrices into shared memory, as soon as the memory of older
             ones is free. It does not wait for the results of the item before.
         two warpgroups multiply two matrices of 64 rows each (`multiply_plain`, `multiply_words`), and write the results
             of the block's choices
+        the third warpgroup takes the next item that no program has. Blocks do not all take the same time.
 
 In Triton, all warps take the same steps (`experts_up_tile`, `quant_experts_up_tile`). They begin a copy at the end of a
 step and wait for it in a later one, and convert quantized elements between matmuls.
@@ -18,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.experts.groups import BEGIN, EXPERT, LISTED, SIZE
+from ingot.backends.triton.kernels.experts.groups import BEGIN, BLOCKS, EXPERT, LISTED, SIZE, TAKEN
 from ingot.backends.triton.kernels.experts.tile import place_of
 from ingot.backends.triton.kernels.experts.warpgroups.plain import copy_plain, multiply_plain
 from ingot.backends.triton.kernels.experts.warpgroups.tile import (
@@ -29,9 +30,11 @@ from ingot.backends.triton.kernels.experts.warpgroups.tile import (
     COPIED_ROWS,
     FREE,
     MATRICES,
+    NEXT,
     ROWS,
     STAGES,
     SWIZZLED,
+    TAKEN_ITEMS,
     arrivals,
     rows_in_tile,
     rows_of,
@@ -41,6 +44,7 @@ from ingot.backends.triton.kernels.experts.warpgroups.words import STORED, WORDS
 
 # 16 bytes of results a thread. Those of a choice are adjacent.
 WRITTEN = gl.constexpr(gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]))
+ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number, in all threads
 # The same function, for a kernel in Gluon.
 _place_of = gluon.jit(place_of.fn)
 
@@ -55,12 +59,35 @@ def _registers(elements):
 
 
 @gluon.jit
-def _block(listed, item, blocks, N: gl.constexpr, GATED: gl.constexpr, TOGETHER: gl.constexpr):
-    """Return (expert, begin, size, tile) of a program's item: its block of choices, and its tile of rows."""
+def _block(listed, work, item, N: gl.constexpr, GATED: gl.constexpr, TOGETHER: gl.constexpr):
+    """Return (expert, begin, size, tile) of an item: its block of choices, and its tile of rows."""
     TILES: gl.constexpr = (N + rows_in_tile(GATED) - 1) // rows_in_tile(GATED)
-    block, tile = _place_of(item, blocks, TILES, TOGETHER)
+    block, tile = _place_of(item, gl.load(work + BLOCKS), TILES, TOGETHER)
     of_block = listed + block * LISTED
     return gl.load(of_block + EXPERT), gl.load(of_block + BEGIN), gl.load(of_block + SIZE), tile
+
+
+@gluon.jit
+def _items(work, N: gl.constexpr, GATED: gl.constexpr):
+    """Return how many items the programs take in all."""
+    TILES: gl.constexpr = (N + rows_in_tile(GATED) - 1) // rows_in_tile(GATED)
+    return gl.load(work + BLOCKS) * TILES
+
+
+@gluon.jit
+def _take(work, taken, barriers, nth, GATED: gl.constexpr):
+    """Take the item after a program's item number `nth`, and tell the other warpgroups. Return it."""
+    item = gl.num_programs(0) + gl.atomic_add(work + (TAKEN if GATED else TAKEN + 1), 1, sem="relaxed")
+    taken.index(nth % TAKEN_ITEMS).store(gl.full([1], 0, gl.int32, ONE) + item)
+    mbarrier.arrive(barriers.index(NEXT + nth % TAKEN_ITEMS))
+    return item
+
+
+@gluon.jit
+def _taken(taken, barriers, nth):
+    """Return the item after a program's item number `nth`, which the third warpgroup has taken."""
+    mbarrier.wait(barriers.index(NEXT + nth % TAKEN_ITEMS), nth // TAKEN_ITEMS & 1)
+    return gl.max(taken.index(nth % TAKEN_ITEMS).load(ONE), 0)
 
 
 @gluon.jit
@@ -104,25 +131,28 @@ def _copy_steps(
 
 @gluon.jit
 def _copy(
-    x, order, listed, weight, blocks, items, x_memory, memory, barriers,
+    x, order, listed, work, weight, x_memory, memory, taken, barriers,
     TOP_K: gl.constexpr, N: gl.constexpr, K: gl.constexpr, X_STRIDE: gl.constexpr, GATED: gl.constexpr,
     TOKENS: gl.constexpr, TOGETHER: gl.constexpr, SIZES: gl.constexpr, ELEMENTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
-    """Copy x and all matrices, item by item and step by step, in the third warpgroup."""
-    done = 0  # steps
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        expert, begin, size, tile = _block(listed, item, blocks, N, GATED, TOGETHER)
+    """Take items, and copy x and all matrices step by step, in the third warpgroup."""
+    items = _items(work, N, GATED)
+    item, nth = gl.program_id(0), 0
+    while item < items:
+        expert, begin, size, tile = _block(listed, work, item, N, GATED, TOGETHER)
+        done = nth * (K // COLUMNS)
         if size > TOKENS // 2:
             _copy_steps(
                 x, order, weight, expert, begin, size, tile, done, x_memory, memory, barriers,
                 TOP_K, N, K, X_STRIDE, GATED, TOKENS, SIZES, ELEMENTS, CHUNK,
             )  # fmt: skip
-        elif size > 0:
+        else:
             _copy_steps(
                 x, order, weight, expert, begin, size, tile, done, x_memory, memory, barriers,
                 TOP_K, N, K, X_STRIDE, GATED, TOKENS // 2, SIZES, ELEMENTS, CHUNK,
             )  # fmt: skip
-        done += K // COLUMNS if size > 0 else 0
+        item = _take(work, taken, barriers, nth, GATED)
+        nth += 1
     async_copy.wait_group(0)
 
 
@@ -189,39 +219,41 @@ def _multiply_block(
 
 @gluon.jit
 def _multiply(
-    y, order, listed, scales, bias, blocks, items, x_memory, memory, barriers,
+    y, order, listed, work, scales, bias, x_memory, memory, taken, barriers,
     WARPGROUP: gl.constexpr, N: gl.constexpr, K: gl.constexpr, GATED: gl.constexpr, ACTIVATION: gl.constexpr,
     LIMIT: gl.constexpr, ALPHA: gl.constexpr, TOKENS: gl.constexpr, TOGETHER: gl.constexpr, SIZES: gl.constexpr,
     ELEMENTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Compute and write a warpgroup's results, item by item, with matmuls of half the columns if a block fits."""
-    done = 0  # steps
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        expert, begin, size, tile = _block(listed, item, blocks, N, GATED, TOGETHER)
+    items = _items(work, N, GATED)
+    item, nth = gl.program_id(0), 0
+    while item < items:
+        expert, begin, size, tile = _block(listed, work, item, N, GATED, TOGETHER)
+        done = nth * (K // COLUMNS)
         if size > TOKENS // 2:
             _multiply_block(
                 y, order, scales, bias, expert, begin, size, tile, done, x_memory, memory, barriers,
                 WARPGROUP, N, K, GATED, ACTIVATION, LIMIT, ALPHA, TOKENS, SIZES, ELEMENTS, CHUNK,
             )  # fmt: skip
-        elif size > 0:
+        else:
             _multiply_block(
                 y, order, scales, bias, expert, begin, size, tile, done, x_memory, memory, barriers,
                 WARPGROUP, N, K, GATED, ACTIVATION, LIMIT, ALPHA, TOKENS // 2, SIZES, ELEMENTS, CHUNK,
             )  # fmt: skip
-        done += K // COLUMNS if size > 0 else 0
+        item = _taken(taken, barriers, nth)
+        nth += 1
 
 
-@gluon.jit(do_not_specialize=["blocks", "items"])
+@gluon.jit
 def experts_warpgroups(
     x,
     order,
     listed,
+    work,
     weight,
     scales,
     bias,
     y,
-    blocks,
-    items,
     TOP_K: gl.constexpr,
     N: gl.constexpr,
     K: gl.constexpr,
@@ -243,10 +275,10 @@ def experts_warpgroups(
     an expert's weight [2 * N, K]. Otherwise `y` is `made` [choices, N], in the order of choices, from x [choices, K] in
     the order `order`, and an expert's weight [N, K].
 
-    Grid: programs, which take `items` = `blocks` * cdiv(N, rows_in_tile) items in turn. One program fills the registers
-    of a multiprocessor. A block has up to TOKENS = 128 choices, and `listed` is that of `list_blocks`. K is a multiple
-    of 64. A weight in the dtype of x has no SIZES, ELEMENTS and scales. Others have chunks of 64 or 128 columns, and a
-    scale for 32. The other parameters are described in `quant_experts_up_tile`.
+    Grid: programs, each of which takes an item when it is free. There are cdiv(N, rows_in_tile) items of each block.
+    One program fills the registers of a multiprocessor. A block has up to TOKENS = 128 choices. `listed` and `work` are
+    those of `list_blocks`. K is a multiple of 64. A weight in the dtype of x has no SIZES, ELEMENTS and scales. Others
+    have chunks of 64 or 128 columns, and a scale for 32. The other parameters are described in `quant_experts_up_tile`.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     x_memory = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, COLUMNS], SWIZZLED)
@@ -254,6 +286,7 @@ def experts_warpgroups(
         memory = gl.allocate_shared_memory(dtype, [STAGES * MATRICES, ROWS, COLUMNS], SWIZZLED)
     else:
         memory = gl.allocate_shared_memory(gl.int16, [STAGES * MATRICES, ROWS, WORDS], STORED)
+    taken = gl.allocate_shared_memory(gl.int32, [TAKEN_ITEMS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     if DEPENDENT:
         gdc_launch_dependents()
@@ -265,21 +298,21 @@ def experts_warpgroups(
             (
                 _multiply,
                 (
-                    y, order, listed, scales, bias, blocks, items, x_memory, memory, barriers,
+                    y, order, listed, work, scales, bias, x_memory, memory, taken, barriers,
                     0, N, K, GATED, ACTIVATION, LIMIT, ALPHA, TOKENS, TOGETHER, SIZES, ELEMENTS, CHUNK,
                 ),
             ),
             (
                 _multiply,
                 (
-                    y, order, listed, scales, bias, blocks, items, x_memory, memory, barriers,
+                    y, order, listed, work, scales, bias, x_memory, memory, taken, barriers,
                     1, N, K, GATED, ACTIVATION, LIMIT, ALPHA, TOKENS, TOGETHER, SIZES, ELEMENTS, CHUNK,
                 ),
             ),
             (
                 _copy,
                 (
-                    x, order, listed, weight, blocks, items, x_memory, memory, barriers,
+                    x, order, listed, work, weight, x_memory, memory, taken, barriers,
                     TOP_K, N, K, X_STRIDE, GATED, TOKENS, TOGETHER, SIZES, ELEMENTS, CHUNK,
                 ),
             ),

@@ -20,17 +20,24 @@ COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 COPIED_ROWS = gl.constexpr(gl.SliceLayout(1, COPIED.value))
 COPIED_COLUMNS = gl.constexpr(gl.SliceLayout(0, COPIED.value))
 
+# Items whose numbers are in shared memory. Copies are up to STAGES steps ahead, each of another item at most, and the
+# next item is taken one item before. A power of two above that:
+TAKEN_ITEMS = gl.constexpr(8)
+
 # The barriers:
 # ARRIVED, one of each stage: its copies are complete
 # FREE, one of each stage: both warpgroups have read it
-ARRIVED, FREE = gl.constexpr(0), gl.constexpr(STAGES.value)
-BARRIERS = gl.constexpr(2 * STAGES.value)
+# NEXT, one of each number of an item: it is in shared memory
+ARRIVED, FREE, NEXT = gl.constexpr(0), gl.constexpr(STAGES.value), gl.constexpr(2 * STAGES.value)
+BARRIERS = gl.constexpr(2 * STAGES.value + TAKEN_ITEMS.value)
 
 
 @gluon.constexpr_function
 def arrivals(barrier):
     """Return how many threads or warpgroups arrive at a barrier."""
-    return COPYING.value if barrier < FREE.value else 2
+    if barrier < FREE.value:
+        return COPYING.value
+    return 2 if barrier < NEXT.value else 1
 
 
 @gluon.constexpr_function
