@@ -53,9 +53,10 @@ _place_of = gluon.jit(place_of.fn)
 def _registers(elements):
     """Return the registers of a thread of the second and the third warpgroup, of 504 for three.
 
-    The sums take 128, and converted elements 48. Addresses of rows of 128 bytes are more than those of words.
+    The sums take 128, and converted elements 48. A thread has more addresses of rows of 128 bytes than of words. With
+    these numbers, Triton 3.6 spills no register, and 3.8 none in a step.
     """
-    return (208, 88) if elements is None else (216, 72)
+    return (208, 88) if elements is None else (224, 56)
 
 
 @gluon.jit
