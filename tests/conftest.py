@@ -89,7 +89,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > 300 else None
 
 
-# A run of up to so many files is one of somebody who works on them.
+# A run of at most this many files takes all of their cases, as one wants while editing.
 FEW_FILES = 20
 
 
