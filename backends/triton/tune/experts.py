@@ -17,8 +17,14 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.experts.experts import lower_experts
 from ingot.backends.triton.lower.experts.fragments import blocks_of, fragment_tiles, most_warps, reads_fragments
 from ingot.backends.triton.lower.experts.problem import EXPERTS, ExpertsProblem
-from ingot.backends.triton.lower.experts.tiles import GroupTiles, RowTiles, group_tiles, ranges_of, row_tiles
-from ingot.backends.triton.lower.experts.warpgroups import CHOICES
+from ingot.backends.triton.lower.experts.tiles import (
+    LARGEST_BLOCK,
+    GroupTiles,
+    RowTiles,
+    group_tiles,
+    ranges_of,
+    row_tiles,
+)
 from ingot.backends.triton.lower.quant.tiles import QuantMatvecTiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import power_of_two
@@ -215,8 +221,8 @@ def mixture_of(problem: ExpertsProblem) -> Mixture:
     fits = find_format(problem.packing).obstacle((problem.depth, problem.columns)) is None
     other = problem.packing if fits else PLAIN
     formats = (problem.packing, other) if problem.gated else (other, problem.packing)
-    # On Hopper, large blocks have tile sizes only with the activations that `takes_warpgroups` lacks.
-    activation = "gelu" if problem.block == CHOICES else "silu"
+    # On Hopper, large blocks have tile sizes only with activations that `experts_warpgroups` does not compute.
+    activation = "gelu" if problem.block == LARGEST_BLOCK else "silu"
     return Mixture(hidden, ffn, problem.experts, problem.top_k, problem.dtype, activation=activation, formats=formats)
 
 
@@ -277,11 +283,14 @@ def compile_all(machine: Machine, problem: ExpertsProblem, tiles: AnyTiles) -> N
 
 
 def known(problem: ExpertsProblem, machine: Machine) -> AnyTiles:
-    """Return the tile sizes of a matmul that was not tuned."""
+    """Return the tile sizes of a matmul that was not tuned. Raises RuntimeError if its kernel has none."""
     if problem.packing != PLAIN:
         schedule, _ = make_schedule(machine, mixture_of(problem), tokens_of(problem, machine.sm))
         made = (one for one in schedule.choices if one.kernel == EXPERTS)
-        return next(problem.tiles_kind(**one.tiles) for one in made if ExpertsProblem.of(one) == problem)
+        for one in made:
+            if ExpertsProblem.of(one) == problem:
+                return problem.tiles_kind(**one.tiles)
+        raise RuntimeError(f"the kernel of {problem} has no tile sizes")
     itemsize = DTYPES[problem.dtype].itemsize
     if problem.block == 1:
         sums = 0 if problem.gated else problem.top_k

@@ -63,6 +63,25 @@ def test_several_choices_of_a_token(tokens: int, formats: tuple[str, str]) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("formats", [MXFP4, PLAIN])
+@pytest.mark.parametrize(("hidden", "ffn"), [(64, 64), (128, 192), (192, 128), (384, 256)])
+@pytest.mark.parametrize("cores", [1, 3])
+def test_many_items_of_a_program(cores: int, hidden: int, ffn: int, formats: tuple[str, str]) -> None:
+    """More than there are numbers in shared memory, each with fewer steps than stages, as many, and more."""
+    check(*with_counts(formats, hidden=hidden, ffn=ffn, biases=True), block=128, cores=cores)
+
+
+@pytest.mark.gpu
+def test_rows_apart() -> None:
+    """A slice of wider rows, which begin at 16 bytes."""
+    args, kwargs = with_counts(PLAIN, hidden=192, ffn=128)
+    wide = torch.full((args[0].shape[0], 208), float("nan"), dtype=BF16)
+    wide[:, :192] = args[0]
+    args[0] = wide[:, :192]
+    check(args, kwargs, block=128)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("formats", [("mxfp4", "plain"), ("plain", "mxfp4"), ("mxfp4", "int4_g128"), ("fp8", "mxfp4")])
 def test_weights_in_two_formats(formats: tuple[str, str]) -> None:
     check(*with_counts(formats, hidden=256, ffn=128, biases=True), block=128)

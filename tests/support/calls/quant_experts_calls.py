@@ -42,12 +42,20 @@ def call(
     return [*args, chosen, *weights, *added, *parts], kwargs
 
 
-def check(args: list[Any], kwargs: dict[str, Any], *, invariant: bool = False, block: int | None = None) -> None:
+def check(
+    args: list[Any],
+    kwargs: dict[str, Any],
+    *,
+    invariant: bool = False,
+    block: int | None = None,
+    cores: int = 132,
+) -> None:
     rows = args[0].shape[0]
     tokens = next(bounds for bounds in CLASSES if rows <= bounds[1])
 
     def lowering(one: Call, schedule: Schedule) -> tuple[Value, ...]:
         return lower_experts(one, schedule, block)
 
-    (found,) = run_lowering(ops.experts, lowering, args, kwargs, tokens=tokens, dims={"T": rows}, invariant=invariant)
+    options: dict[str, Any] = {"tokens": tokens, "dims": {"T": rows}, "cores": cores, "invariant": invariant}
+    (found,) = run_lowering(ops.experts, lowering, args, kwargs, **options)
     assert (problem := experts_difference(args, kwargs, found.cpu())) is None, f"{kwargs}: {problem}"

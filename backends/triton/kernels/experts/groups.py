@@ -3,6 +3,7 @@
 Choice i of token t has the number t * top_k + i. `group_choices` sorts these numbers by expert. A block is up to TOKENS
 successive choices of one expert. Programs of matmuls find their block by the counts alone (`find_block`), so the host
 needs no counts: a grid has as many blocks as any routing can need, and programs of absent blocks end at once.
+`list_blocks` lists the blocks for a kernel whose programs take several.
 """
 
 import triton

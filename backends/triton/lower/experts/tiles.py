@@ -21,7 +21,7 @@ _MOST_ALONE, _LEAST_DIFFERENT = 8, 0.9
 # Choices of a block, by the most choices that an expert has on average. Padding computes, more blocks read weights
 # again from the L2 cache.
 _BLOCKS = ((24, 32), (96, 64))
-_LARGEST_BLOCK = 128
+LARGEST_BLOCK = 128
 # float32 uses no tensor cores, and larger tiles would not fit into registers.
 _BLOCK_F32, _TILE_F32 = 32, 32
 # Iterations of `experts_down_rows`, which the compiler unrolls.
@@ -102,7 +102,7 @@ def ranges_of(
     if most <= GPU_FEW_TOKENS:
         ends.append((most, 16 if most <= 16 else 32))
     else:
-        ends.append((most, _LARGEST_BLOCK))
+        ends.append((most, LARGEST_BLOCK))
     found: list[Range] = []
     begin = least
     for end, block in ends:
@@ -137,7 +137,7 @@ def group_tiles(columns: int, depth: int, gated: bool, block: int, itemsize: int
     most_k = max(LEAST, power_of_two(depth))
     if itemsize == 4:
         return GroupTiles(_TILE_F32, min(_TILE_F32, most_k), warps=4, stages=2)
-    if block == _LARGEST_BLOCK:
+    if block == LARGEST_BLOCK:
         chosen = GroupTiles(128, min(64, most_k), warps=8, stages=3, together=8)
     elif gated:
         # Two programs fit into a multiprocessor: one loads while the other begins or ends. Few tokens leave room for
@@ -168,7 +168,7 @@ def quant_group_tiles(columns: int, depth: int, gated: bool, block: int, form: S
     stages = max(2, min(3 if many else 6, shared_memory(sm) // (1 if many else 2) // staged - 1))
     block_n = min(rows, max(LEAST, power_of_two(columns)))
     warps = 4 if form.codes is torch.float32 or not many else 8
-    return GroupTiles(block_n, block_k, warps, stages, together=8 if block == _LARGEST_BLOCK else 1)
+    return GroupTiles(block_n, block_k, warps, stages, together=8 if block == LARGEST_BLOCK else 1)
 
 
 def _folded_tiles(columns: int, depth: int, gated: bool, block: int, form: StoredForm, sm: int) -> GroupTiles:

@@ -11,14 +11,14 @@ from ingot.backends.triton.kernels.experts.warpgroups.tile import COLUMNS, rows_
 from ingot.backends.triton.launches import Expr, least, times
 from ingot.backends.triton.lower.experts.blocks import Blocks
 from ingot.backends.triton.lower.experts.call import Experts, QuantizedExperts
+from ingot.backends.triton.lower.experts.tiles import LARGEST_BLOCK
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.formats import find_format
 
-CHOICES = 128  # of a block: the most columns of a matmul whose sums fit into registers, with two matrices
 _SM = 90  # wgmma is an instruction of compute capability 9.0 only
 _GROUP = 32  # columns that share a scale. A step of the kernel has 64 columns, and two scales of a row.
 _CHUNKS = (64, 128)
-_ACTIVATIONS = ("clamped", "silu")
+_ACTIVATIONS = ("clamped", "silu")  # those of models with many tokens on Hopper; no other one was tested there
 # Programs in turn that take the same rows of a weight, as for `experts_up_tile`.
 _TOGETHER = 8
 
@@ -26,10 +26,11 @@ _TOGETHER = 8
 def takes_warpgroups(one: Experts, name: str, sm: int, block: int) -> bool:
     """Return whether the kernel multiplies blocks of `block` choices by the weight `name`.
 
-    `name` is "gate_up" or "down", and `sm` the compute capability.
+    `name` is "gate_up" or "down", and `sm` the compute capability. Registers have room for the sums of the largest
+    blocks and two matrices. Deterministic mode has other blocks (`invariant_block`).
     """
     gated = name == "gate_up"
-    if sm != _SM or block != CHOICES or (gated and one.call.attributes["activation"] not in _ACTIVATIONS):
+    if sm != _SM or block != LARGEST_BLOCK or (gated and one.call.attributes["activation"] not in _ACTIVATIONS):
         return False
     if (quantized := one.quantized.get(name)) is not None:
         return one.dtype is torch.bfloat16 and _takes_words(quantized)
@@ -81,7 +82,7 @@ def add_warpgroups(
             "X_STRIDE": x.strides[0],
             "GATED": gated,
             **one.activation(),
-            "TOKENS": CHOICES,
+            "TOKENS": LARGEST_BLOCK,
             "TOGETHER": _TOGETHER,
             "SIZES": quantized.sizes if quantized else None,
             "ELEMENTS": quantized.form.elements if quantized else None,

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.experts.groups import BEGIN, BLOCKS, EXPERT, LISTED, SIZE, TAKEN
+from ingot.backends.triton.kernels.experts.parts import joined
 from ingot.backends.triton.kernels.experts.tile import place_of
 from ingot.backends.triton.kernels.experts.warpgroups.plain import copy_plain, multiply_plain
 from ingot.backends.triton.kernels.experts.warpgroups.tile import (
@@ -45,16 +46,18 @@ from ingot.backends.triton.kernels.experts.warpgroups.words import STORED, WORDS
 # 16 bytes of results a thread. Those of a choice are adjacent.
 WRITTEN = gl.constexpr(gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]))
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number, in all threads
-# The same function, for a kernel in Gluon.
-_place_of = gluon.jit(place_of.fn)
+# The same functions, for a kernel in Gluon.
+_joined, _place_of = gluon.jit(joined.fn), gluon.jit(place_of.fn)
 
 
 @gluon.constexpr_function
 def _registers(elements):
-    """Return the registers of a thread of the second and the third warpgroup, of 504 for three.
+    """Return the registers of a thread of the second and the third warpgroup.
+
+    Three warpgroups have 504 for a thread of each: 65536 for 384 threads, in which each number is a multiple of 8.
 
     The sums take 128, and converted elements 48. A thread has more addresses of rows of 128 bytes than of words. With
-    these numbers, Triton 3.6 spills no register, and 3.8 none in a step.
+    these numbers, Triton 3.6 and 3.8 spill none in a step.
     """
     return (208, 88) if elements is None else (224, 56)
 
@@ -112,10 +115,10 @@ def _copy_steps(
         column = column // WORDS * (ELEMENTS.chunk // 4) + column % WORDS
     for step in range(K // COLUMNS):
         stage = (done + step) % STAGES
-        # The first round finds free memory: the phase "before the first" of a barrier counts as complete. If a step
-        # frees the stage of the step before (`multiply_plain`), the first step frees one that was never filled.
-        freed = done + step + (1 if ELEMENTS is None else 0)
-        mbarrier.wait(barriers.index(FREE + stage), freed // STAGES & 1 ^ 1)
+        # The first round finds free memory: the phase "before the first" of a barrier counts as complete. In
+        # `multiply_plain`, the step after frees a stage, and the first step frees one that was never filled.
+        freeing = done + step + (1 if ELEMENTS is None else 0)
+        mbarrier.wait(barriers.index(FREE + stage), freeing // STAGES & 1 ^ 1)
         # Weights first: they come from memory, while x is most often in the L2 cache.
         for matrix in gl.static_range(MATRICES):
             if ELEMENTS is None:
@@ -155,24 +158,6 @@ def _copy(
         item = _take(work, taken, barriers, nth, GATED)
         nth += 1
     async_copy.wait_group(0)
-
-
-@gluon.jit
-def _sigmoid(value):
-    return 1.0 / (1.0 + gl.exp(-value))
-
-
-@gluon.jit
-def _joined(gate, up, ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr):
-    """Return the gate and up of experts, joined in float32, as `joined` in `parts.py` does."""
-    if ACTIVATION == "clamped":
-        # Comparisons leave NaN as it is.
-        gate = gl.where(gate > LIMIT, LIMIT, gate)
-        up = gl.where(up > LIMIT, LIMIT, gl.where(up < -LIMIT, -LIMIT, up))
-        return gate * _sigmoid(ALPHA * gate) * (up + 1.0)
-    else:
-        gl.static_assert(ACTIVATION == "silu")
-        return gate * _sigmoid(gate) * up
 
 
 @gluon.jit
@@ -272,14 +257,15 @@ def experts_warpgroups(
 ):
     """Compute the joined gate and up of each choice, or with not GATED the result of each choice.
 
-    With GATED, `y` is `hidden` [choices, N], whose columns have the order CHUNK (`place_in_row`), from x [rows, K] and
-    an expert's weight [2 * N, K]. Otherwise `y` is `made` [choices, N], in the order of choices, from x [choices, K] in
+    With GATED, `y` is `hidden` [choices, N], from x [rows, K] and an expert's weight [2 * N, K]. Its columns have the
+    order CHUNK (`place_in_row`). Otherwise `y` is `made` [choices, N], in the order of choices, from x [choices, K] in
     the order `order`, and an expert's weight [N, K].
 
     Grid: programs, each of which takes an item when it is free. There are cdiv(N, rows_in_tile) items of each block.
-    One program fills the registers of a multiprocessor. A block has up to TOKENS = 128 choices. `listed` and `work` are
-    those of `list_blocks`. K is a multiple of 64. A weight in the dtype of x has no SIZES, ELEMENTS and scales. Others
-    have chunks of 64 or 128 columns, and a scale for 32. The other parameters are described in `quant_experts_up_tile`.
+    One program fills the registers of a multiprocessor, so there is one for each. A block has up to TOKENS = 128
+    choices. `listed` and `work` are those of `list_blocks`. K is a multiple of 64. A weight in the dtype of x has no
+    SIZES, ELEMENTS and scales. Others have chunks of 64 or 128 columns, and a scale for 32. The other parameters are
+    described in `quant_experts_up_tile`.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     x_memory = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, COLUMNS], SWIZZLED)

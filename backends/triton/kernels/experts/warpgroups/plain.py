@@ -43,7 +43,7 @@ def multiply_plain(
     """Return the sums over all columns of a warpgroup's two matrices, f32[64, TOKENS] each.
 
     `done` is how many steps of earlier items there were. The matmuls of a step begin before those of the step before
-    are complete, and then free its stage.
+    are complete, and then free its stage. The last stage of the last item is never freed, because no copy needs it.
     """
     first = gl.zeros([ROWS, TOKENS], gl.float32, sums_layout(TOKENS))
     second = gl.zeros([ROWS, TOKENS], gl.float32, sums_layout(TOKENS))

@@ -20,9 +20,10 @@ COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 COPIED_ROWS = gl.constexpr(gl.SliceLayout(1, COPIED.value))
 COPIED_COLUMNS = gl.constexpr(gl.SliceLayout(0, COPIED.value))
 
-# Items whose numbers are in shared memory. Copies are up to STAGES steps ahead, each of another item at most, and the
-# next item is taken one item before. A power of two above that:
+# Items whose numbers are in shared memory. Copies are up to STAGES steps ahead, each of which may be another item's.
+# The item after the last one is taken too. So up to STAGES + 1 are taken and not yet read.
 TAKEN_ITEMS = gl.constexpr(8)
+assert TAKEN_ITEMS.value > STAGES.value
 
 # The barriers:
 # ARRIVED, one of each stage: its copies are complete

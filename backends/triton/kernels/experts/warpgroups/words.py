@@ -1,7 +1,7 @@
 """The matrices of `experts_warpgroups` in f4e2m1, with a scale for 32 columns: how they are copied and multiplied.
 
-Tensor cores read converted elements from registers, as in `quant_tile`. There, they have nothing to do while elements
-are converted. Here, each warpgroup converts one of its matrices while tensor cores multiply the other one.
+Tensor cores read converted elements from registers, as in `quant_tile`. There, tensor cores have nothing to do while
+elements are converted. Here, each warpgroup converts one of its matrices while tensor cores multiply the other one.
 """
 
 from triton.experimental import gluon
