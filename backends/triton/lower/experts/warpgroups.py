@@ -18,7 +18,7 @@ from ingot.ir.formats import find_format
 _SM = 90  # wgmma is an instruction of compute capability 9.0 only
 _GROUP = 32  # columns that share a scale. A step of the kernel has 64 columns, and two scales of a row.
 _CHUNKS = (64, 128)
-_ACTIVATIONS = ("clamped", "silu")  # those of models with many tokens on Hopper; no other one was tested there
+_ACTIVATIONS = ("clamped", "silu")  # the kernel has run with no other one
 # Programs in turn that take the same rows of a weight, as for `experts_up_tile`.
 _TOGETHER = 8
 
