@@ -191,6 +191,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": "a", "truncation_side": "up"}, "truncation_side"),
     ("/v1/embeddings", {"input": "a", "normalize": True, "use_activation": False}, "normalize"),
     ("/v1/embeddings", {"input": "a", "priority": 1}, "priority"),
+    ("/v1/embeddings", {"input": "a", "priority": 2**64}, "priority"),
+    ("/score", {"queries": "a", "documents": ["b", "c"], "priority": -(2**64)}, "priority"),
     ("/v1/embeddings", {"input": "a", "cache_salt": ""}, "cache_salt"),
     ("/v1/embeddings", {"input": "a", "chat_template": "x"}, "chat_template"),
     ("/pooling", {"input": "a", "task": "token_embed"}, "task"),

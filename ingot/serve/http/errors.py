@@ -90,3 +90,8 @@ def checked(status: int, name: str, value: Any, good: bool, expected: str) -> No
     `value` and what was `expected`."""
     if not good:
         raise HttpError(status, f"{name} = {value!r:.80}; expected: {expected}", param=name)
+
+
+def check_priority(priority: int) -> None:
+    """Raise HttpError 400 for a priority that does not fit into messages to the engine, whose integers have 64 bits."""
+    checked(400, "priority", priority, abs(priority) < 1 << 63, "an integer of 64 bits")

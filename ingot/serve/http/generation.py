@@ -12,7 +12,7 @@ from ingot.runtime.params.sampling_params import SamplingParams
 from ingot.serve.engine.delta_stream import DeltaStream
 from ingot.serve.engine.messages import Delta
 from ingot.serve.http.beam_search import BeamRequest, BeamStream
-from ingot.serve.http.errors import HttpError, checked
+from ingot.serve.http.errors import HttpError, check_priority
 from ingot.serve.http.metrics import Metrics
 from ingot.serve.http.serving import Serving
 from ingot.serve.http.tracing import add_to_span
@@ -44,8 +44,7 @@ class Generation:
     ) -> None:
         if serving.draining:
             raise HttpError(503, "the server is shutting down", code="shutting_down")
-        # The form of messages to the engine has integers of 64 bits.
-        checked(400, "priority", priority, abs(priority) < 1 << 63, "an integer of 64 bits")
+        check_priority(priority)
         self.prompts, self.params = prompts, params
         self.num_cached = self.num_tokens = 0
         self._streams: list[DeltaStream | BeamStream] = []

@@ -14,7 +14,7 @@ from ingot.runtime.params.prompt import Prompt
 from ingot.serve.engine.messages import Vector, VectorKind
 from ingot.serve.engine.vector_answer import VectorAnswer
 from ingot.serve.engine.vector_values import vector_values
-from ingot.serve.http.errors import HttpError, checked
+from ingot.serve.http.errors import HttpError, check_priority, checked
 from ingot.serve.http.metrics import EngineMetrics
 from ingot.serve.http.pooling_fields import EncodingFields
 from ingot.serve.http.serving import Serving
@@ -67,15 +67,17 @@ async def compute_vectors(
     """Return the vector of each prompt. If the client leaves, abort the requests.
 
     Raises RequestError, QueueFullError or EngineDeadError if the engine does not serve one of them. Raises HttpError
-    500 if a vector is not finite. All others are aborted then."""
+    500 if a vector is not finite, and 400 for a priority that is too large. All others are aborted then."""
     if serving.draining:
         raise HttpError(503, "the server is shutting down", code="shutting_down")
+    rank = priority or 0
+    check_priority(rank)
     serving.llm.engine.check_room(len(prompts))  # all or none, so that a full queue costs no work
     begin, answers = time.monotonic(), list[VectorAnswer]()
     reason = "abort"
     try:
         for prompt in prompts:
-            answers.append(serving.llm.submit_pooling(prompt, params, priority=priority or 0))
+            answers.append(serving.llm.submit_pooling(prompt, params, priority=rank))
         async with _closed_if_left(answers, receive):
             vectors = [await _finite(answer) for answer in answers]
         reason = "stop"
